@@ -5,13 +5,22 @@ import (
 	"crypto/rand"
 	"crypto/subtle"
 	"errors"
+	"fmt"
 	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 
+	"stampede/internal/figure"
+	"stampede/ledger/deadletter"
+	"stampede/relay/target"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 	"stampede/sql"
 	"stampede/upkeep/audit"
 	"stampede/upkeep/rebuild"
@@ -249,3 +258,223 @@ func (c *check) Bad() bool {
 
 // Took is how long it ran.
 func (c *check) Took() time.Duration { return c.Ended.Sub(c.Began) }
+
+// lettersPage is the body of the list of dead letters.
+type lettersPage struct {
+	Status   string
+	Statuses []string
+	Rows     []deadletter.Letter
+	Max      int
+	Parked   bool
+}
+
+// letterStatuses are those that can be listed, the first by default.
+var letterStatuses = []string{"parked", "replayed", "discarded", "all"}
+
+// letterPages are the pages of dead letters, and the actions on them.
+type letterPages struct {
+	*site
+	letters *deadletter.Store
+}
+
+func (d letterPages) list(ctx context.Context, r *http.Request) (page, error) {
+	p := lettersPage{Status: r.URL.Query().Get("status"), Statuses: letterStatuses, Max: bulkMax}
+	if !slices.Contains(letterStatuses, p.Status) {
+		p.Status = letterStatuses[0]
+	}
+	p.Parked = p.Status == letterStatuses[0]
+	status := deadletter.Status(p.Status)
+	if p.Status == "all" {
+		status = ""
+	}
+	var err error
+	p.Rows, err = d.letters.List(ctx, status, bulkMax)
+	return page{template: "letters", title: "Dead letters", body: p}, err
+}
+
+// letterPage is the body of the page of a dead letter.
+type letterPage struct {
+	deadletter.Letter
+	Orders []order.OrderReserved
+	Parked bool
+}
+
+func (d letterPages) show(ctx context.Context, r *http.Request) (page, error) {
+	id, err := strconv.ParseInt(r.PathValue("letter"), 10, 64)
+	if err != nil {
+		return page{}, deadletter.ErrNotFound
+	}
+	l, err := d.letters.Get(ctx, id)
+	p := letterPage{Letter: l, Parked: l.Status == deadletter.StatusParked}
+	if err == nil && l.Damage == "" {
+		p.Orders, _ = deadletter.OrdersOf(l.Entry) // of one that names no order, none
+	}
+	return page{template: "letter", title: fmt.Sprintf("Dead letter %d", id), body: p}, err
+}
+
+// resolve replays or discards letters. Each is an action of its own: one that fails does not stop the others.
+func (d letterPages) resolve(ctx context.Context, r *http.Request, operator string) (action, error) {
+	form := r.PostForm
+	to := "/letters"
+	if id, err := strconv.ParseInt(form.Get("back"), 10, 64); err == nil {
+		to += "/" + strconv.FormatInt(id, 10)
+	}
+	what := form.Get("do")
+	return action{what + " letters", []any{"letters", strings.Join(form["id"], ",")}, to, func() (string, error) {
+		ids, err := letterIDs(form["id"])
+		if err != nil {
+			return "", err
+		}
+		switch reason := field(form, "reason"); {
+		case what == "replay":
+			return each(ids, lettersSaid("is in its stream again", "are in their streams again"), func(id int64) error {
+				_, appended, err := d.letters.Replay(ctx, id, operator)
+				if err == nil && !appended {
+					return &refusal{"it was replayed before, and is not parked again.", ""}
+				}
+				return err
+			})
+		case what != "discard":
+			return "", errForm
+		case reason == "":
+			return "", &refusal{"Say why they are discarded.", "Nothing was done. The reason is stored with each."}
+		default:
+			if err := order.ValidateReason(reason); err != nil {
+				return "", err
+			}
+			return each(ids, lettersSaid("is discarded", "are discarded"), func(id int64) error {
+				return d.letters.Discard(ctx, id, reason, operator)
+			})
+		}
+	}}, nil
+}
+
+func letterIDs(texts []string) (ids []int64, err error) {
+	for _, text := range texts {
+		id, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return nil, errForm
+		}
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
+	switch {
+	case len(ids) == 0:
+		return nil, &refusal{"No dead letter is selected.", "Nothing was done. Select some, up to " + count(bulkMax) + "."}
+	case len(ids) > bulkMax:
+		return nil, &refusal{
+			"Too many dead letters are selected.", "Nothing was done. Select at most " + count(bulkMax) + ".",
+		}
+	}
+	return ids, nil
+}
+
+// lettersSaid says what became of a number of letters.
+func lettersSaid(one, more string) func(n int) string {
+	return func(n int) string {
+		if n == 1 {
+			return "One dead letter " + one + "."
+		}
+		return count(n) + " dead letters " + more + "."
+	}
+}
+
+// targetsPage is the body of the list of the relay's targets, and of the page of one.
+type targetsPage struct {
+	Rows []targetRow
+	Path string // of the page, from which an open one asks for its rows again
+}
+
+// targetRow is a target as pages show it: its URL without secrets.
+type targetRow struct {
+	target.Standing
+	Kind, Address string
+	Behind        int64
+	Waits         time.Duration
+	// Last and Failed are the times of the last delivery and of the last error.
+	Last, Failed, Retry time.Time
+}
+
+func newTargetRow(t target.Standing, now time.Time) targetRow {
+	kind := unknown
+	if to, err := target.ParseAddress(t.URL); err == nil {
+		kind = string(to.Kind)
+	}
+	return targetRow{
+		t, kind, figure.Printable(target.Redacted(t.URL)), t.Lag(), t.Waiting(now),
+		time.Time(t.DeliveredAt), time.Time(t.LastErrorAt), time.Time(t.RetryAt),
+	}
+}
+
+// targetPages are the pages of the relay's targets, and the actions on them.
+type targetPages struct {
+	*site
+	targets *target.Store
+}
+
+// list shows all targets, or the one of the path.
+func (d targetPages) list(ctx context.Context, r *http.Request) (page, error) {
+	all, err := d.targets.List(ctx)
+	p, title, name := targetsPage{Path: r.URL.Path}, "Targets", r.PathValue("target")
+	if name != "" {
+		title = "Target " + name
+		all = slices.DeleteFunc(all, func(t target.Standing) bool { return t.Name != name })
+		if err == nil && len(all) == 0 {
+			err = target.ErrNotFound
+		}
+	}
+	for _, t := range all {
+		p.Rows = append(p.Rows, newTargetRow(t, time.Now()))
+	}
+	if err == nil && r.URL.Query().Has("rows") {
+		return page{part: "targetrows", body: p}, nil
+	}
+	if name != "" {
+		return page{template: "target", title: title, body: p}, err
+	}
+	return page{template: "targets", title: title, body: p}, err
+}
+
+// change returns the handler of a form that changes a target.
+func (d targetPages) change(
+	name string, do func(ctx context.Context, form url.Values, name string) (string, error),
+) sessionHandler {
+	return d.act(bulkTimeout, func(ctx context.Context, r *http.Request, _ string) (action, error) {
+		one := r.PathValue("target")
+		return action{name, []any{"target", one}, "/targets/" + url.PathEscape(one), func() (string, error) {
+			return do(ctx, r.PostForm, one)
+		}}, nil
+	})
+}
+
+func (d targetPages) pause(ctx context.Context, _ url.Values, name string) (string, error) {
+	return "The target is paused: it gets no events until it is resumed, and misses none.",
+		d.targets.SetState(ctx, name, target.Paused)
+}
+
+func (d targetPages) resume(ctx context.Context, _ url.Values, name string) (string, error) {
+	return "The target gets events.", d.targets.SetState(ctx, name, target.Active)
+}
+
+// replay moves the position of a target, as stampede relay replay does.
+func (d targetPages) replay(ctx context.Context, form url.Values, name string) (string, error) {
+	if field(form, "name") != name {
+		return "", &refusal{"That is not the name of this target.", "Nothing was done. Type it as it stands on the page."}
+	}
+	place, find := field(form, "place"), target.PositionAt
+	if form.Get("how") == "after" {
+		find = target.EventPosition
+	}
+	position, err := find(ctx, d.Pool, place)
+	if form.Get("how") == "after" && errors.Is(err, target.ErrPlace) {
+		return "", &refusal{
+			"There is no such event.", "Nothing was done. Write the id of an event. Start, now and a time go with \"from\".",
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	was, err := d.targets.SetPosition(ctx, name, position)
+	return "The target " + target.Replay(was, position, count(position)) + ".", err
+}

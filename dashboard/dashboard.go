@@ -2,7 +2,7 @@
 // operators. It reads what dashboard/fleet collects, and acts through the same packages as the commands.
 //
 // A request passes the gate (web.go: headers, origin, session, role), and then a handler of its part: sale.go,
-// draw.go, order.go, payment.go, letter.go, target.go, check.go or files.go. The handler returns the body of a page, or
+// draw.go, order.go, payment.go, check.go or the end of web.go. The handler returns the body of a page, or
 // an action, and the site (site.go) renders the template of the page, or runs the action. What changes while a page is
 // open is rendered once for all browsers in board.go, and sent by dashboard/live. What happened is kept in journal.go.
 package dashboard

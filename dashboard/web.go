@@ -1,15 +1,35 @@
 package dashboard
 
 import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/csv"
+	"encoding/hex"
+	"html/template"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"path"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/yuin/goldmark"
+	"github.com/yuin/goldmark/ast"
+	"github.com/yuin/goldmark/extension"
+	"github.com/yuin/goldmark/parser"
+	"github.com/yuin/goldmark/text"
+	"github.com/yuin/goldmark/util"
 
 	"stampede/dashboard/session"
+	"stampede/docs"
 	"stampede/internal/accept"
+	"stampede/internal/figure"
 	"stampede/internal/operators"
 	"stampede/internal/ratelimit"
 )
@@ -154,4 +174,238 @@ func writeText(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = w.Write([]byte(text + "\n"))
+}
+
+// The logins of an address. There is no limit for all of them: strangers at many addresses would lock operators out,
+// and a guess costs one hash.
+const loginRate, loginBurst = 10.0 / 60, 10
+
+// loginPage is the body of the login.
+type loginPage struct {
+	Next, Problem string
+	// Disabled is true if nobody can log in.
+	Disabled bool
+}
+
+func (d *gate) showLogin(w http.ResponseWriter, r *http.Request) {
+	body := loginPage{Next: localPath(r.URL.Query().Get("next")), Disabled: !d.Operators.Configured()}
+	if r.URL.Query().Has("over") {
+		body.Problem = "Your session is over. Log in, and repeat what you did: nothing was done."
+	}
+	d.renderLogin(w, r, http.StatusOK, body)
+}
+
+func (d *gate) renderLogin(w http.ResponseWriter, r *http.Request, status int, body loginPage) {
+	d.render(w, r, nil, page{template: "login", title: "Log in", body: body, status: status})
+}
+
+// login makes a new session: one that the browser had before is never taken over.
+func (d *gate) login(w http.ResponseWriter, r *http.Request) {
+	if err := r.ParseForm(); err != nil {
+		writeText(w, http.StatusBadRequest, "The form cannot be read.")
+		return
+	}
+	body := loginPage{Next: localPath(r.PostForm.Get("next"))}
+	client := d.TrustedProxies.Key(r).String()
+	if _, ok := d.byAddr.Take(client, time.Now()); !ok {
+		d.metrics.logins.WithLabelValues(loginLimited).Inc()
+		body.Problem = "Too many logins. Wait a minute, and try again."
+		w.Header().Set("Retry-After", "60")
+		d.renderLogin(w, r, http.StatusTooManyRequests, body)
+		return
+	}
+	id, who, ok := d.sessions.Login(field(r.PostForm, "token"))
+	if !ok {
+		d.metrics.logins.WithLabelValues(loginRefused).Inc()
+		d.Logger.WarnContext(r.Context(), "a login was refused", "client", client)
+		body.Problem = "This is the token of no operator."
+		d.renderLogin(w, r, http.StatusUnauthorized, body)
+		return
+	}
+	if old, ok := d.session(r); ok {
+		old.End()
+	}
+	d.metrics.logins.WithLabelValues(loginOK).Inc()
+	d.Logger.InfoContext(r.Context(), "an operator logged in", "operator", who.Name, "role", who.Role.String(),
+		"client", client)
+	d.setCookie(w, r, id, int(session.Lifetime.Seconds()))
+	http.Redirect(w, r, body.Next, http.StatusSeeOther)
+}
+
+func (d *gate) logout(w http.ResponseWriter, r *http.Request, s *session.Session) {
+	s.End()
+	d.setCookie(w, r, "", -1)
+	http.Redirect(w, r, "/login", http.StatusSeeOther)
+}
+
+// localPath is where to go after the login: a page of the dashboard, and nothing else.
+func localPath(text string) string {
+	u, err := url.Parse(text)
+	if err != nil || u.IsAbs() || u.Host != "" || u.User != nil || u.Opaque != "" ||
+		!strings.HasPrefix(u.Path, "/") || strings.HasPrefix(u.Path, "//") || strings.ContainsAny(text, "\\\r\n\t") {
+		return "/"
+	}
+	local := url.URL{Path: u.Path, RawQuery: u.RawQuery}
+	return local.RequestURI()
+}
+
+//go:embed assets
+var assetFiles embed.FS
+
+// asset is a file for browsers. Its URL has a part of its hash, so that it can be kept for ever.
+type asset struct {
+	text []byte
+	url  string
+}
+
+// assets are the files by name.
+type assets map[string]asset
+
+func readAssets() (assets, error) {
+	found := make(assets)
+	files, err := assetFiles.ReadDir("assets")
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		text, err := assetFiles.ReadFile(path.Join("assets", f.Name()))
+		if err != nil {
+			return nil, err
+		}
+		hash := sha256.Sum256(text)
+		found[f.Name()] = asset{text, "/assets/" + f.Name() + "?v=" + hex.EncodeToString(hash[:6])}
+	}
+	return found, nil
+}
+
+// ServeHTTP implements http.Handler.
+func (all assets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a, ok := all[r.PathValue("file")]
+	if !ok {
+		writeText(w, http.StatusNotFound, "There is no such file.")
+		return
+	}
+	if r.URL.RequestURI() == a.url {
+		w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+	}
+	http.ServeContent(w, r, r.PathValue("file"), time.Time{}, bytes.NewReader(a.text))
+}
+
+// csvFile is an answer that browsers save. Errors are those of the browser.
+type csvFile struct{ *csv.Writer }
+
+func newFile(w http.ResponseWriter, name string, columns ...string) csvFile {
+	w.Header().Set("Content-Type", "text/csv; charset=utf-8")
+	w.Header().Set("Content-Disposition",
+		`attachment; filename="stampede-`+name+`-`+time.Now().UTC().Format("20060102T150405Z")+`.csv"`)
+	file := csvFile{csv.NewWriter(w)}
+	file.row(columns...)
+	return file
+}
+
+// row writes untrusted texts as a row.
+func (f csvFile) row(cells ...string) {
+	for i := range cells {
+		cells[i] = figure.Cell(cells[i])
+	}
+	_ = f.Write(cells)
+}
+
+// idText is the text of an id, empty for none.
+func idText(id uuid.UUID) string {
+	if id == uuid.Nil {
+		return ""
+	}
+	return id.String()
+}
+
+const runbook = "runbook"
+
+// book is a page of docs/ as HTML. HTML within it is left out by goldmark.
+type book struct {
+	Title string
+	HTML  template.HTML
+}
+
+// keyboard makes what may be wider than the page scroll by the keyboard, too.
+var keyboard = strings.NewReplacer("<pre>", `<pre tabindex="0">`, "<table>", `<table tabindex="0">`)
+
+// books are the pages of docs/ by name.
+type books map[string]book
+
+// bookURL is the place of a section of the runbook.
+func bookURL(anchor string) string {
+	return (&url.URL{Path: "/docs/" + runbook, Fragment: anchor}).String()
+}
+
+// readBooks renders all pages of docs/, so that their links to each other work.
+func readBooks() (books, error) {
+	markdown := goldmark.New(
+		goldmark.WithExtensions(extension.GFM),
+		goldmark.WithParserOptions(parser.WithAutoHeadingID(), parser.WithASTTransformers(util.Prioritized(links{}, 1))),
+	)
+	found := make(books)
+	files, err := fs.Glob(docs.Pages, "*.md")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		source, err := docs.Pages.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		var b bytes.Buffer
+		if err := markdown.Convert(source, &b); err != nil {
+			return nil, err
+		}
+		title, _, _ := strings.Cut(strings.TrimPrefix(string(source), "# "), "\n")
+		html := keyboard.Replace(b.String())
+		found[strings.TrimSuffix(file, ".md")] = book{title, template.HTML(html)} // without HTML of its own
+	}
+	return found, nil
+}
+
+// links changes the links between pages of docs/ to those of the dashboard. Other files of the sources are not here:
+// their links become text.
+type links struct{}
+
+// Transform implements parser.ASTTransformer.
+func (links) Transform(doc *ast.Document, reader text.Reader, _ parser.Context) {
+	var gone []ast.Node
+	_ = ast.Walk(doc, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
+		if !entering {
+			return ast.WalkContinue, nil
+		}
+		switch link := n.(type) {
+		case *ast.Link:
+			to := string(link.Destination)
+			page, anchor, _ := strings.Cut(to, "#")
+			switch {
+			case strings.HasPrefix(to, "#"), strings.HasPrefix(to, "https://"):
+			case path.Ext(page) == ".md" && !strings.Contains(page, "/"):
+				at := url.URL{Path: "/docs/" + strings.TrimSuffix(page, ".md"), Fragment: anchor}
+				link.Destination = []byte(at.String())
+			default:
+				gone = append(gone, n)
+			}
+		case *ast.Image:
+			gone = append(gone, n)
+		}
+		return ast.WalkContinue, nil
+	})
+	for _, n := range gone {
+		parent := n.Parent()
+		for child := n.FirstChild(); child != nil; child = n.FirstChild() {
+			parent.InsertBefore(parent, n, child)
+		}
+		parent.RemoveChild(parent, n)
+	}
+}
+
+func (all books) show(_ context.Context, r *http.Request) (page, error) {
+	b, known := all[r.PathValue("page")]
+	if !known {
+		return problemPage(http.StatusNotFound, "There is no such page of the documentation.", ""), nil
+	}
+	return page{template: "book", title: b.Title, body: b}, nil
 }

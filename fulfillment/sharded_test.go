@@ -2,8 +2,11 @@ package fulfillment_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,10 +15,16 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment/batch"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
+	"stampede/ledger/deadletter"
+	"stampede/reservation"
+	"stampede/reservation/order"
+	"stampede/stream"
+	"stampede/upkeep/rebuild"
 )
 
 // makeUnreachable returns the shop as a process sees it to which the server of a partition does not answer until restore is
@@ -139,4 +148,181 @@ func TestWorkerRebuildsShardedSale(t *testing.T) {
 	}
 	s.AwaitConfirmed(t, 60)
 	s.RequireShards(t, sale)
+}
+
+// Baskets with an item that Postgres lacks become dead letters, each alone. A replay records the basket when the item
+// is there, and a discard returns its units to each item.
+func TestBasketsAreReplayedAndDiscarded(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	created, err := s.Create(t.Context(), reservation.Terms{
+		Name: "shirt", PerOrderLimit: 4, Stock: 10,
+		Items: []reservation.Item{{Code: "m", Name: "M", Stock: 6}, {Code: "l", Name: "L", Stock: 4}},
+	})
+	require.NoError(t, err)
+	sale := created.Sale
+	var events []order.OrderReserved
+	for user, items := range map[string]map[string]int64{
+		"ann": {"m": 2, "l": 1}, "bob": {"m": 1}, "cid": {"m": 1, "l": 2},
+	} {
+		answer, err := s.Reserve(t.Context(),
+			reservation.Request{Sale: sale.ID, User: user, Items: items, IdempotencyKey: "key-" + user})
+		require.NoError(t, err)
+		require.Equal(t, reservation.Reserved, answer.Verdict)
+		made, err := deadletter.OrdersOf(testwork.TakeOut(t, s))
+		require.NoError(t, err)
+		events = append(events, made...)
+	}
+	entry := &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: stream.Values(events...)}
+	require.NoError(t, s.Exec(t, "UPDATE sale_items SET item = 'Z' WHERE code = 'l'"))
+	require.NoError(t, s.Rdb.XAdd(t.Context(), entry).Err())
+	config := testwork.Config(t, s)
+	config.MaxDeliveries = 2
+	testwork.Work(t, config)
+	testwork.AwaitRest(t, s)
+
+	store := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
+	letters, err := store.List(t.Context(), deadletter.StatusParked, 10)
+	require.NoError(t, err)
+	require.Len(t, letters, 2)
+	ids, orders := map[string]int64{}, map[string]uuid.UUID{}
+	for _, letter := range letters {
+		held, err := deadletter.OrdersOf(letter.Entry)
+		require.NoError(t, err)
+		require.Len(t, held, 1)
+		require.Contains(t, events, held[0])
+		require.Equal(t, letter.OrderID, held[0].OrderID)
+		require.Contains(t, letter.Reason, "the lines are not of the items of the sale: "+string(held[0].Lines))
+		ids[held[0].UserID], orders[held[0].UserID] = letter.ID, letter.OrderID
+	}
+	require.Equal(t, []string{"bob a1"}, testshop.Rows(t, s.Pool, "SELECT user_id || ' ' || lines FROM orders"))
+
+	require.NoError(t, s.Exec(t, "UPDATE sale_items SET item = 'b' WHERE code = 'l'"))
+	_, appended, err := store.Replay(t.Context(), ids["ann"], "zoe")
+	require.NoError(t, err)
+	require.True(t, appended)
+	require.NoError(t, store.Discard(t.Context(), ids["cid"], "a mistake", "zoe"))
+	testwork.AwaitRest(t, s)
+	for range 2 {
+		for user, want := range map[string]order.Order{
+			"ann": {Status: order.StatusConfirmed, Lines: "a2b1", Items: `{"m":2,"l":1}`},
+			"cid": {Status: order.StatusRejected, Lines: "a1b2", Items: `{"m":1,"l":2}`, Reason: deadletter.RejectedDiscarded},
+		} {
+			o := testwork.Order(t, s.Pool, orders[user])
+			require.Equal(t, want, order.Order{Status: o.Status, Lines: o.Lines, Items: o.Items, Reason: o.Reason})
+		}
+		require.Equal(t, "3,1 4", testwork.SoldItems(t, s.Pool, sale.ID))
+		require.Equal(t, map[string]int64{"": 6, "a": 3, "b": 3}, s.LeftItems(t, sale))
+		testwork.RequireUnbroken(t, s, sale.ID)
+		// Another delivery of all three changes nothing, also without the item.
+		require.NoError(t, s.Exec(t, "UPDATE sale_items SET item = 'Z' WHERE code = 'l'"))
+		require.NoError(t, s.Rdb.XAdd(t.Context(), entry).Err())
+		testwork.AwaitRest(t, s)
+		require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters WHERE status = 'parked'"))
+		require.NoError(t, s.Exec(t, "UPDATE sale_items SET item = 'b' WHERE code = 'l'"))
+	}
+}
+
+// lostAnswer loses the answer to the next reservation, and delays the retry until resume is closed.
+type lostAnswer struct {
+	orders string // the stream, which is the third key of a reservation and of no other script
+	lost   atomic.Bool
+	resume chan struct{}
+}
+
+func (h *lostAnswer) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	err := next(ctx, cmd)
+	args := cmd.Args()
+	if err == nil && cmd.Name() == "evalsha" && len(args) > 5 && args[5] == h.orders &&
+		h.lost.CompareAndSwap(false, true) {
+		<-h.resume
+		err = &net.OpError{Op: "read", Err: errors.New("reset")}
+		cmd.SetErr(err)
+	}
+	return err
+}
+
+// An ingress without an answer retries with the same order. If the order has ended meanwhile, the retry
+// reserves units for an ended order, which nothing else would release. In another epoch the retry
+// reserves nothing.
+func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]struct {
+		how    func(t *testing.T, s *testshop.Shop, b *batch.Batcher)
+		status order.Status
+		// The answer of the retry.
+		verdict reservation.Verdict
+		err     error
+	}{
+		"Redis lost it": {func(t *testing.T, s *testshop.Shop, b *batch.Batcher) {
+			messages := testwork.Messages(t, s) // a worker has read them
+			s.Flush(t)
+			testwork.Rebuild(t, s)
+			testwork.RequireDone(t, testwork.Handle(b, messages...))
+		}, order.StatusVoided, "", reservation.ErrOutcomeUnknown},
+		"it expired": {func(t *testing.T, s *testshop.Shop, b *batch.Batcher) {
+			testwork.RequireDone(t, testwork.Handle(b, testwork.Messages(t, s)...))
+			require.NoError(t, s.Exec(t, "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'"))
+			testwork.Heartbeat(t, s.Pool)
+			testwork.Expire(t, s)
+			testwork.ReleaseUnits(t, s)
+		}, order.StatusExpired, reservation.Reserved, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testshop.OnOwnRedis(t, 1)
+			sale := s.OpenPayable(t, 10)
+			b := testwork.Batch(t, s, nil)
+			s.Buy(t, sale, "ann")
+			testwork.RequireDone(t, testwork.Handle(b, testwork.Messages(t, s)...))
+			hook := &lostAnswer{orders: s.Keys.Orders(0), resume: make(chan struct{})}
+			resume := sync.OnceFunc(func() { close(hook.resume) })
+			defer resume()
+			s.Rdb.AddHook(testkit.Hook(hook.process))
+			// Bounds all tries together: longer than the order takes to end.
+			ingress := reservation.NewStore(s.Rdb, s.Keys,
+				reservation.StoreOptions{Logger: testkit.Logger(t), CallTimeout: time.Minute})
+			t.Cleanup(ingress.Close)
+			var again reservation.Answer
+			reserved := make(chan error, 1)
+			go func() {
+				var err error
+				again, err = ingress.Reserve(t.Context(), reservation.Request{Sale: sale, User: "alice", Quantity: 1})
+				reserved <- err
+			}()
+			testkit.Eventually(t, 20*time.Second, "the first answer is lost", hook.lost.Load)
+			end.how(t, s, b)
+			resume()
+			require.ErrorIs(t, testshop.Answer(t, reserved), end.err)
+			require.Equal(t, end.verdict, again.Verdict)
+			testwork.RequireDone(t, testwork.Handle(b, testwork.Messages(t, s)...))
+			var status order.Status
+			require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT status FROM orders WHERE user_id = 'alice'").Scan(&status))
+			require.Equal(t, end.status, status)
+			require.EqualValues(t, 9, s.Left(t, sale), "the unit is released")
+			require.Equal(t, reservation.Reserved, s.Ask(t, sale, "alice").Verdict, "the user can buy")
+		})
+	}
+}
+
+// An operator's change does not verify a server.
+func TestOnlyRebuildVerifiesUsedPartition(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	sale := s.Open(t, 10)
+	require.NoError(t, s.Exec(t, "DELETE FROM redis_servers"))
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Server(0)).Err())
+	require.NoError(t, s.Rdb.ScriptFlush(t.Context()).Err())
+	s.RequireClosed(t, sale)
+
+	other := s.Open(t, 5)
+	s.RequireClosed(t, sale)
+	needs, err := testwork.Rebuilder(t, s).Needs(t.Context(), 1, true)
+	require.NoError(t, err)
+	require.Equal(t, []rebuild.Need{{Reason: rebuild.ReasonUnverified}}, needs)
+	testwork.Rebuild(t, s)
+	_, err = s.Catalog.PublishPending(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, reservation.Reserved, s.Ask(t, sale, "ann").Verdict)
+	require.Equal(t, reservation.Reserved, s.Ask(t, other, "ann").Verdict)
 }

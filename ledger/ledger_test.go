@@ -18,10 +18,13 @@ import (
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
 	"stampede/ledger"
 	"stampede/reservation/order"
 	"stampede/stream"
 )
+
+func TestMain(m *testing.M) { testwork.Main(m) }
 
 func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 	t.Parallel()

@@ -42,7 +42,7 @@ type report struct {
 	// isLocked is true if its order is locked by another transaction: nothing was done.
 	isLocked bool
 
-	// Of a report in a line (payment_line.go): done is closed when it is decided, or isAlone says that its caller is to
+	// Of a report in a line (paymentLine): done is closed when it is decided, or isAlone says that its caller is to
 	// decide about it alone. lead gets a value if its caller is to lead the next transaction.
 	done, lead chan struct{}
 	isAlone    bool

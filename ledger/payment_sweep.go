@@ -2,12 +2,18 @@ package ledger
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"stampede/internal/pace"
+	"stampede/internal/retry"
+	"stampede/internal/tracing"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -116,4 +122,125 @@ func (l *Ledger) decideWaiting(ctx context.Context, batch []*report) (decided in
 		}
 	}
 	return decided, nil
+}
+
+const (
+	// paymentsMax bounds the reports of one transaction.
+	paymentsMax = 200
+	// paymentsInterval is the shortest time between two transactions while reports come often, one in paymentsFrom or
+	// more: 200 a second.
+	paymentsInterval = 25 * time.Millisecond
+	paymentsFrom     = 5 * time.Millisecond
+	// lineTimeout bounds a transaction with reports of several callers, which none of them can end.
+	lineTimeout = 3 * time.Second
+)
+
+// paymentLine brings reports together: those that come during a transaction leave together in the next one. Of the
+// callers that wait one leads, and makes the transaction for all; the line has no goroutine of its own. It is shared by
+// all copies of a ledger.
+type paymentLine struct {
+	mu      sync.Mutex
+	waiting []*report
+	// isLed is true while a caller leads. Invariant: waiting is empty if it is false.
+	isLed bool
+
+	// Of the caller that leads: when the last transaction began, and how long after that the next one may.
+	pace  pace.Pace
+	began time.Time
+	pause time.Duration
+}
+
+func newPaymentLine() *paymentLine {
+	return &paymentLine{pace: pace.Pace{Interval: paymentsInterval, From: paymentsFrom}}
+}
+
+// decide decides about a report in the next transaction. A report whose order others have locked, or that spoils the
+// transaction, leaves the line, so that the others do not wait for it.
+func (line *paymentLine) decide(ctx context.Context, l *Ledger, r *report) error {
+	r.arrived, r.trace = time.Now(), tracing.Current(ctx).Parent()
+	if isAlone, err := line.join(ctx, l, r); !isAlone {
+		return err
+	}
+	if err := l.decideTogether(ctx, []*report{r}, true); err != nil {
+		return err
+	}
+	return r.err
+}
+
+// join waits until the report is decided, or is left to its caller alone.
+func (line *paymentLine) join(ctx context.Context, l *Ledger, r *report) (isAlone bool, err error) {
+	r.done, r.lead = make(chan struct{}), make(chan struct{}, 1)
+	line.mu.Lock()
+	line.waiting = append(line.waiting, r)
+	if !line.isLed {
+		line.isLed = true
+		r.lead <- struct{}{}
+	}
+	line.mu.Unlock()
+	select {
+	case <-r.done:
+	case <-r.lead:
+		line.serve(ctx, l)
+	case <-ctx.Done():
+		if line.leave(r) {
+			return false, ctx.Err()
+		}
+		<-r.done // its transaction runs, and is bounded
+	}
+	return r.isAlone, r.err
+}
+
+// leave takes a report out of the line, unless its transaction runs.
+func (line *paymentLine) leave(r *report) bool {
+	line.mu.Lock()
+	defer line.mu.Unlock()
+	at := slices.Index(line.waiting, r)
+	if at < 0 {
+		return false
+	}
+	line.waiting = slices.Delete(line.waiting, at, at+1)
+	select {
+	case <-r.lead:
+		line.pass()
+	default:
+	}
+	return true
+}
+
+// pass has the next caller lead, if there is one.
+func (line *paymentLine) pass() {
+	if line.isLed = len(line.waiting) > 0; line.isLed {
+		line.waiting[0].lead <- struct{}{}
+	}
+}
+
+// serve makes the transaction for those who wait. Under load it gathers reports for a moment before.
+func (line *paymentLine) serve(ctx context.Context, l *Ledger) {
+	retry.Pause(line.pause-time.Since(line.began), ctx.Done())
+	line.mu.Lock()
+	n := min(len(line.waiting), paymentsMax)
+	batch := slices.Clone(line.waiting[:n])
+	line.waiting = slices.Delete(line.waiting, 0, n)
+	line.mu.Unlock()
+	line.began = time.Now()
+	line.pause = line.pace.Pause(n, line.began)
+
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lineTimeout)
+	err := l.decideTogether(ctx, batch, false)
+	cancel()
+	for _, r := range batch {
+		r.isAlone = r.isLocked || len(batch) > 1 && mayBeOfOne(err)
+		if err != nil {
+			r.err = err
+		}
+		close(r.done)
+	}
+	line.mu.Lock()
+	line.pass()
+	line.mu.Unlock()
+}
+
+// mayBeOfOne reports whether one report may be the cause of an error of several: a lock, or a record that is damaged.
+func mayBeOfOne(err error) bool {
+	return errors.Is(err, order.ErrDamaged) || IsLocked(err) || IsTooSlow(err)
 }

@@ -1,10 +1,16 @@
 package lock_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"os"
+	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,7 +21,82 @@ import (
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 	"stampede/lock"
+	"stampede/lua"
 )
+
+func TestMain(m *testing.M) {
+	testkit.Main(m, testkit.WithCommand(command), testkit.WithRedisInMemory())
+}
+
+// command is a process that holds a lock:
+//
+//	hold KEY
+//
+// It waits for the lock of KEY in the Redis of REDIS_URL, prints "held token=N", and answers the
+// commands on its standard input with the error of the lease (look) or of its release (release).
+// The watchdog renews the lease, of LOCK_LEASE or 30s.
+// When the lease ends, it prints "ended: " and the cause of its context. It does not end with its
+// standard input but by a signal, and releases nothing then.
+func command() int {
+	if len(os.Args) != 3 || os.Args[1] != "hold" {
+		fmt.Fprintln(os.Stderr, "usage: hold KEY")
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := runHolder(ctx, os.Args[2]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func runHolder(ctx context.Context, key string) error {
+	options, err := redis.ParseURL(os.Getenv("REDIS_URL"))
+	if err != nil {
+		return err
+	}
+	var opts []lock.Option
+	if length := os.Getenv("LOCK_LEASE"); length != "" {
+		d, err := time.ParseDuration(length)
+		if err != nil {
+			return err
+		}
+		opts = append(opts, lock.WithLease(d))
+	}
+	lease, err := lock.New(redis.NewClient(options), opts...).Acquire(ctx, key)
+	if err != nil {
+		return err
+	}
+	held := lease.Context(ctx)
+	context.AfterFunc(held, func() { fmt.Println("ended:", context.Cause(held)) })
+	fmt.Printf("held token=%d\n", lease.Token(key))
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		err := lease.Err()
+		if lines.Text() == "release" {
+			err = lease.Release(ctx)
+		}
+		fmt.Printf("%s: %v\n", lines.Text(), err)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// startCluster returns a client of a Redis Cluster of n nodes without replicas.
+func startCluster(t *testing.T, n int) *redis.ClusterClient {
+	t.Helper()
+	t.Parallel()
+	cluster, err := localserver.StartCluster(t.Context(), localserver.ClusterOptions{Masters: n})
+	require.NoError(t, err)
+	t.Cleanup(cluster.Stop)
+	addrs := make([]string, n)
+	for i, node := range cluster.Nodes {
+		addrs[i] = node.Addr()
+	}
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
 
 const (
 	// startsWithin bounds the start of a process, and all waits for something that happens soon.
@@ -253,4 +334,92 @@ func (b bench) now() time.Time {
 	now, err := b.rdb.Time(b.t.Context()).Result()
 	require.NoError(b.t, err)
 	return now
+}
+
+// Kinds of calls to Redis.
+const (
+	acquireCalls = iota
+	releaseCalls
+	renewalCalls
+	forceCalls
+	otherCalls
+)
+
+// callCounter counts the answered calls of one client, and can replace Redis.
+type callCounter struct {
+	hashes []string // of the scripts
+
+	mu    sync.Mutex
+	count [otherCalls + 1]int
+	// sizes are the numbers of keys of each renewal.
+	sizes []int
+	// instead replaces Redis for each command, if it is set.
+	instead func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error
+}
+
+// countCalls counts from now on. It does not count go-redis's retries, and loads the scripts so
+// that none is sent twice.
+func countCalls(t *testing.T, rdb *redis.Client) *callCounter {
+	t.Helper()
+	c := &callCounter{}
+	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease, lua.LockRenew, lua.LockForce} {
+		hash, err := script.Load(t.Context(), rdb).Result()
+		require.NoError(t, err)
+		c.hashes = append(c.hashes, hash)
+	}
+	rdb.AddHook(testkit.Hook(c.process))
+	return c
+}
+
+func (c *callCounter) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	kind := otherCalls
+	if args := cmd.Args(); len(args) > 2 && args[0] == "evalsha" {
+		kind = slices.Index(c.hashes, args[1].(string))
+	}
+	c.mu.Lock()
+	instead := c.instead
+	c.mu.Unlock()
+	var err error
+	if instead != nil {
+		err = instead(kind, next, ctx, cmd)
+	} else {
+		err = next(ctx, cmd)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.count[kind]++
+	if kind == renewalCalls {
+		c.sizes = append(c.sizes, cmd.Args()[2].(int))
+	}
+	return err
+}
+
+// answer makes f answer each command; nil restores Redis.
+func (c *callCounter) answer(f func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.instead = f
+}
+
+func (c *callCounter) calls(kind int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.count[kind]
+}
+
+func (c *callCounter) all() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sum := 0
+	for _, n := range c.count {
+		sum += n
+	}
+	return sum
+}
+
+// renewedKeys returns the number of keys of each renewal.
+func (c *callCounter) renewedKeys() []int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.sizes)
 }

@@ -41,11 +41,13 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -268,4 +270,233 @@ func pause(ctx context.Context, d time.Duration, stop <-chan struct{}) error {
 		return context.Cause(ctx)
 	}
 	return nil
+}
+
+const (
+	defaultLease  = 30 * time.Second // the default of Redisson's watchdog
+	defaultPoll   = time.Second
+	defaultPrefix = "lock"
+	// defaultListenIdle saves a new connection for each waiter where few wait.
+	defaultListenIdle = 5 * time.Second
+
+	// defaultYield is about the time in which a Java thread wakes on a message and asks, on a busy
+	// machine.
+	defaultYield = 2 * time.Millisecond
+
+	minPoll = 10 * time.Millisecond
+)
+
+// settings belong to a Locker and do not change after New. Each acquire checks them.
+type settings struct {
+	lease    time.Duration
+	poll     time.Duration
+	prefix   string
+	observer Observer
+	// listenIdle is how long the connection for release messages stays open without a waiter. No
+	// Option sets it.
+	listenIdle time.Duration
+	// yield is how long waiters here leave a lock that was released here to each other process that
+	// listens for it. No Option sets it.
+	yield time.Duration
+}
+
+func defaults() settings {
+	return settings{
+		lease: defaultLease, poll: defaultPoll, prefix: defaultPrefix,
+		listenIdle: defaultListenIdle, yield: defaultYield,
+	}
+}
+
+// Option changes a setting of a Locker.
+type Option func(*settings)
+
+// WithLease sets the lease of locks that are acquired without For: MinLease to MaxLease, 30 s by
+// default. It is renewed every third of its length until Release. A dead holder blocks a key for at
+// most this time.
+func WithLease(lease time.Duration) Option { return func(s *settings) { s.lease = lease } }
+
+// WithPoll sets how often a waiter asks Redis without a message: 10 ms or more, 1 s by default.
+// Messages are lost when a connection breaks. It also bounds the pause between two attempts while
+// Redis is unavailable.
+func WithPoll(poll time.Duration) Option { return func(s *settings) { s.poll = poll } }
+
+// WithPrefix sets the prefix of the Locker's own keys, "lock" by default: the counter of fencing
+// tokens (prefix:fence) and the receipts of calls (prefix:receipt:…). All who lock the same keys
+// must use the same prefix, or their tokens do not compare. In a Redis Cluster the names also carry
+// the hash tag of the locks, unless the prefix has it.
+func WithPrefix(prefix string) Option { return func(s *settings) { s.prefix = prefix } }
+
+// WithObserver reports what the Locker does.
+func WithObserver(o Observer) Option { return func(s *settings) { s.observer = o } }
+
+// Observer receives what a Locker does, for metrics. Each function may be nil. They run
+// concurrently and in the path of callers, so they should count and return.
+type Observer struct {
+	// Acquired reports locks taken from Redis, and the time since the call began.
+	Acquired func(locks int, waited time.Duration)
+	// Reentered reports locks taken that their owner already held.
+	Reentered func(locks int)
+	// Busy reports locks that others hold. A waiting Acquire reports them for each attempt.
+	Busy func(locks int)
+	// Unreachable reports each attempt of a waiting Acquire that failed because Redis is
+	// unavailable.
+	Unreachable func(locks int, err error)
+	// Renewed reports the renewals of one script call, how long it took, and its error.
+	Renewed func(locks int, took time.Duration, err error)
+	// Lost reports locks that their holder lost.
+	Lost func(locks int)
+	// Released reports locks released in Redis. A lock that was reported lost may be among them, if
+	// Redis still had it.
+	Released func(locks int)
+}
+
+func (o *Observer) acquired(locks int, since time.Time) {
+	if o.Acquired != nil && locks > 0 {
+		o.Acquired(locks, time.Since(since))
+	}
+}
+
+func (o *Observer) unreachable(locks int, err error) {
+	if o.Unreachable != nil {
+		o.Unreachable(locks, err)
+	}
+}
+
+func (o *Observer) renewed(locks int, sent time.Time, err error) {
+	if o.Renewed != nil && locks > 0 {
+		o.Renewed(locks, time.Since(sent), err)
+	}
+}
+
+func (o *Observer) reentered(locks int) { report(o.Reentered, locks) }
+func (o *Observer) busy(locks int)      { report(o.Busy, locks) }
+func (o *Observer) lost(locks int)      { report(o.Lost, locks) }
+func (o *Observer) released(locks int)  { report(o.Released, locks) }
+
+func report(f func(int), locks int) {
+	if f != nil && locks > 0 {
+		f(locks)
+	}
+}
+
+// AcquireOption changes one acquire.
+type AcquireOption func(*terms)
+
+// terms are the options of one acquire.
+type terms struct {
+	lease time.Duration
+	// watched leases are renewed until Release.
+	watched bool
+}
+
+// For sets a lease that is not renewed: MinLease to MaxLease, cut to whole milliseconds. It counts
+// from before the call to Redis. When a lock is reentered, For extends what is left of its lease if
+// that is shorter, and never shortens it.
+func For(lease time.Duration) AcquireOption {
+	return func(t *terms) { *t = terms{lease: lease} }
+}
+
+func (s *settings) terms(opts []AcquireOption) (terms, error) {
+	t := terms{lease: s.lease, watched: true}
+	for _, opt := range opts {
+		opt(&t)
+	}
+	switch {
+	case t.lease < MinLease || t.lease > MaxLease:
+		return t, fmt.Errorf("%w: a lease of %v, want %v to %v", ErrInvalid, t.lease, MinLease, MaxLease)
+	case s.poll < minPoll:
+		return t, fmt.Errorf("%w: a poll of %v, want at least %v", ErrInvalid, s.poll, minPoll)
+	case s.prefix == "" || len(s.prefix) > MaxKeyBytes:
+		return t, fmt.Errorf("%w: a prefix of %d bytes, want 1 to %d", ErrInvalid, len(s.prefix), MaxKeyBytes)
+	}
+	t.lease = t.lease.Truncate(time.Millisecond)
+	return t, nil
+}
+
+// drift is how much shorter a lease is here than in Redis, because two clocks do not run at the
+// same pace and Redis counts whole milliseconds. The formula is Redlock's.
+func drift(lease time.Duration) time.Duration { return lease/100 + 2*time.Millisecond }
+
+// Holding describes the holder of a lock at the time of a Look. The zero value is a free lock.
+type Holding struct {
+	// Owner is the name of the holder in Redis: "<id of the Locker>:<number of the call>", or
+	// Redisson's "<id of the client>:<id of the thread>".
+	Owner string
+	// Depth is how many releases free the lock. Lockers count reentries in their process, so it is
+	// 1 for a lock of another Locker. Redisson counts in Redis.
+	Depth int
+	// Left is what is left of the lease, which the holder may renew. It is 0 for a lock without
+	// expiry, which neither a Locker nor Redisson creates.
+	Left time.Duration
+	// Mine is set if this Locker holds the lock.
+	Mine bool
+}
+
+// Held reports whether the lock is held.
+func (h Holding) Held() bool { return h.Owner != "" }
+
+// scanCount bounds the fields that are read. A lock has one field.
+const scanCount = 10
+
+// Look reports who holds the lock of a key and for how long, for operators and logs. The answer may
+// be outdated when it arrives. Look changes nothing and returns the error if Redis is unavailable.
+// For a lock of another kind, such as Redisson's read lock, it reports one of the holders.
+func (l *Locker) Look(ctx context.Context, key string) (Holding, error) {
+	if err := cmp.Or(l.clientErr, l.validateKey(key)); err != nil {
+		return Holding{}, err
+	}
+	var fields *redis.ScanCmd
+	var left *redis.DurationCmd
+	_, err := l.scripts.rdb.TxPipelined(ctx, func(tx redis.Pipeliner) error { // in one step
+		fields = tx.HScan(ctx, key, 0, "", scanCount)
+		left = tx.PTTL(ctx, key)
+		return nil
+	})
+	if err != nil {
+		return Holding{}, fmt.Errorf("look at lock %s: %w", key, err)
+	}
+	var h Holding
+	page, _ := fields.Val()
+	for i := 0; i+1 < len(page) && !h.Held(); i += 2 {
+		if depth, err := strconv.Atoi(page[i+1]); err == nil { // other fields name the kind of lock
+			h = Holding{Owner: page[i], Depth: depth, Left: max(0, left.Val())}
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for le := range l.leases {
+		if mine := le.byKey[key]; mine != nil && mine.owner == h.Owner {
+			h.Depth, h.Mine = len(mine.leases), true
+		}
+	}
+	return h, nil
+}
+
+// ForceRelease takes the lock of a key from its holder, which may be in another process or a Java
+// service, wakes the waiters, and reports whether it was held. The holder learns of the loss when
+// it next renews or releases the lock. It is for operators: the lock of a dead process ends by
+// itself.
+func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err error) {
+	if err := cmp.Or(l.clientErr, l.validateKey(key)); err != nil {
+		return false, err
+	}
+	l.mu.Lock()
+	c := l.calls.next()
+	l.mu.Unlock()
+	held, err = l.scripts.sendForce(ctx, c, key)
+	open := l.startTask()
+	if open {
+		defer l.tasks.Done()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case err == nil:
+		l.calls.done(c)
+		return held, nil
+	case open:
+		// If the call is still in progress, it must not take the lock from a later holder.
+		l.calls.abandon(0, abandonedCall{call: l.calls.nextOn(c.receipt), owner: "none", keys: []string{key}})
+	}
+	return false, fmt.Errorf("force the release of lock %q: %w", key, err)
 }

@@ -3,11 +3,20 @@
 package lock_test
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
+	"errors"
+	mathrand "math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -133,4 +142,166 @@ func TestMultiDoesNotReenterALostLock(t *testing.T) {
 	again, err := m.TryAcquire(inside, "ann")
 	require.NoError(t, err, "after its release, the owner may take the lock again")
 	require.NoError(t, again.Release(ctx))
+}
+
+// unreliableNet forwards what clients send to Redis. It loses the answers of some script calls, and
+// delivers some late, after their client has given them up, or twice. Each call arrives in the end.
+type unreliableNet struct {
+	t    *testing.T
+	addr string
+
+	mu                   sync.Mutex
+	random               *mathrand.Rand
+	late                 sync.WaitGroup
+	disturbed, delivered atomic.Int64 // calls
+}
+
+func (n *unreliableNet) client() *redis.Client {
+	client := redis.NewClient(&redis.Options{
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, n.addr)
+			return &unreliableConn{Conn: conn, net: n}, err
+		},
+		ReadTimeout: unreliableTimeout, MaxRetries: 2, MinRetryBackoff: -1,
+	})
+	n.t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// unreliableTimeout is the clients' timeout for an attempt.
+const unreliableTimeout = 60 * time.Millisecond
+
+type unreliableConn struct {
+	net.Conn
+	net  *unreliableNet
+	deaf atomic.Bool // discards the answers of Redis
+}
+
+// Write implements io.Writer.
+func (c *unreliableConn) Write(p []byte) (int, error) {
+	if !bytes.Contains(p, []byte("evalsha")) {
+		return c.Conn.Write(p)
+	}
+	n := c.net
+	n.mu.Lock()
+	chance, delay := n.random.IntN(100), time.Duration(n.random.Int64N(int64(8*unreliableTimeout)))
+	n.mu.Unlock()
+	switch {
+	case chance < 15:
+		n.deliverLate(p, delay)
+		return len(p), nil
+	case chance < 30:
+		n.disturbed.Add(1)
+		c.deaf.Store(true)
+	case chance < 40:
+		n.deliverLate(p, delay)
+	}
+	return c.Conn.Write(p)
+}
+
+// Read implements io.Reader.
+func (c *unreliableConn) Read(p []byte) (int, error) {
+	for {
+		read, err := c.Conn.Read(p)
+		if err != nil || !c.deaf.Load() {
+			return read, err
+		}
+	}
+}
+
+func (n *unreliableNet) deliverLate(call []byte, delay time.Duration) {
+	n.disturbed.Add(1)
+	call = bytes.Clone(call)
+	n.late.Go(func() {
+		<-time.After(delay)
+		conn, err := net.Dial("tcp", n.addr)
+		if !assert.NoError(n.t, err) {
+			return
+		}
+		defer func() { assert.NoError(n.t, conn.Close()) }()
+		assert.NoError(n.t, conn.SetDeadline(time.Now().Add(startsWithin)))
+		_, err = conn.Write(call)
+		assert.NoError(n.t, err)
+		_, err = conn.Read(make([]byte, 1<<10))
+		assert.NoError(n.t, err)
+		n.delivered.Add(1)
+	})
+}
+
+// The leases outlast the test, so no lock may be lost: each holder is alone until its release, no
+// release reports a loss, and no lock is left in the end.
+func TestUnreliableNetworkLosesNoLock(t *testing.T) {
+	b := setup(t)
+	seed := mathrand.Uint64()
+	t.Logf("seed=%d", seed)
+	n := &unreliableNet{t: t, addr: b.rdb.Options().Addr, random: mathrand.New(mathrand.NewPCG(seed, 0))}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	const clients, turns = 8, 25
+	names := b.names(3)
+	inside := make([]atomic.Int32, len(names))
+	prefix := b.key(rand.Text())
+	lockers := []*lock.Locker{
+		newLocker(t, n.client(), lock.WithPrefix(prefix)),
+		newLocker(t, n.client(), lock.WithPrefix(prefix)),
+	}
+	var got, gaveUp, again atomic.Int64
+
+	var all sync.WaitGroup
+	for client := range clients {
+		random := mathrand.New(mathrand.NewPCG(seed, uint64(client)+1))
+		l := lockers[client%len(lockers)]
+		all.Go(func() {
+			for range turns {
+				one, two := random.IntN(len(names)), random.IntN(len(names))
+				var lease *lock.Lease
+				var err error
+				switch random.IntN(4) {
+				case 0:
+					lease, err = l.Acquire(ctx, names[one])
+				case 1:
+					lease, err = l.AcquireAll(ctx, []string{names[one], names[two]}, lock.For(time.Minute))
+				case 2:
+					lease, err = l.TryAcquire(ctx, names[one])
+				default:
+					lease, _, err = l.TryEach(ctx, []string{names[one], names[two]}, lock.For(time.Minute))
+				}
+				switch {
+				case errors.Is(err, lock.ErrBusy):
+					continue
+				case errors.Is(err, os.ErrDeadlineExceeded):
+					gaveUp.Add(1)
+					continue
+				case !assert.NoError(t, err):
+					return
+				}
+				for i, name := range names {
+					if lease.Holds(name) {
+						got.Add(1)
+						assert.EqualValues(t, 1, inside[i].Add(1), "two holders of %s", name)
+					}
+				}
+				assert.NoError(t, lease.Err())
+				for i, name := range names {
+					if lease.Holds(name) {
+						inside[i].Add(-1)
+					}
+				}
+				for err = lease.Release(ctx); errors.Is(err, os.ErrDeadlineExceeded); err = lease.Release(ctx) {
+					again.Add(1)
+				}
+				if !assert.NoError(t, err) {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	n.late.Wait()
+	t.Logf("%d locks taken, %d calls disturbed, %d acquires given up, %d releases repeated", got.Load(),
+		n.disturbed.Load(), gaveUp.Load(), again.Load())
+	assert.Positive(t, n.delivered.Load())
+	for _, name := range names {
+		require.Zero(t, b.depth(name), "a lock is left behind: %s", name)
+	}
 }

@@ -4,6 +4,7 @@ package lock_test
 
 import (
 	"context"
+	"fmt"
 	mathrand "math/rand/v2"
 	"runtime"
 	"slices"
@@ -234,4 +235,165 @@ func TestTenThousandLeasesNeedFewCallsAndGoroutines(t *testing.T) {
 	require.NoError(t, err)
 	assert.Zero(t, there)
 	require.ErrorIs(t, context.Cause(held), lock.ErrClosed)
+}
+
+// holdElsewhere starts a process that holds the lock of a key, and returns it with its token; see
+// command.
+func holdElsewhere(t *testing.T, key string, lease time.Duration) (*testkit.Cmd, int64) {
+	t.Helper()
+	holder := testkit.Command(t, "hold", key)
+	holder.Input()
+	holder.Setenv("REDIS_URL", testkit.RedisURL(t))
+	holder.Setenv("LOCK_LEASE", lease.String())
+	holder.Start()
+	var token int64
+	_, err := fmt.Sscanf(holder.WaitOutput(startsWithin, "held token="), "held token=%d", &token)
+	require.NoError(t, err)
+	return holder, token
+}
+
+// All times are Redis's: leases end by its clock, and tokens are its time in microseconds.
+func TestSuccessorsOfAKilledHolderWaitForTheEndOfItsLease(t *testing.T) {
+	b := setup(t)
+	key := b.key("ann")
+	const lease = 6 * time.Second
+	holder, token := holdElsewhere(t, key, lease)
+	acquired := b.expiry(key)
+
+	// One waiter knows when the lease ends, the others poll.
+	var waiting []<-chan *lock.Lease
+	for _, poll := range []time.Duration{never, 10 * time.Millisecond, 10 * time.Millisecond} {
+		waiting = append(waiting, acquiring(t, newLocker(t, b.rdb, lock.WithPoll(poll)), key))
+	}
+	b.waitListening(key, int64(len(waiting)))
+	b.waitRenewed(key, acquired)
+	for _, leases := range waiting {
+		require.Empty(t, leases, "the watchdog renews the lock")
+	}
+
+	holder.Kill()
+	ends, killed := b.expiry(key), b.now()
+	require.LessOrEqual(t, ends.Sub(killed), lease)
+	var tokens []int64
+	for range waiting {
+		var first *lock.Lease
+		testkit.Eventually(t, lease+startsWithin, "a successor", func() bool {
+			for _, leases := range waiting {
+				if len(leases) > 0 {
+					first = <-leases
+					return true
+				}
+			}
+			return false
+		})
+		tokens = append(tokens, first.Token(key))
+		require.NoError(t, first.Release(t.Context()))
+	}
+	require.True(t, slices.IsSorted(tokens), "%d", tokens)
+	assert.Greater(t, tokens[0], token)
+	assert.Greater(t, tokens[0], ends.UnixMicro(), "the first successor came before the end of the lease")
+	assert.Less(t, tokens[0], ends.Add(startsWithin).UnixMicro(), "the first successor came late")
+}
+
+func TestFrozenHolderLearnsOfItsLossBeforeItWrites(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	key := b.key("ann")
+	const lease = 2 * time.Second
+	victim, token := holdElsewhere(t, key, lease)
+	victim.WriteLine("look")
+	victim.WaitOutput(startsWithin, "look: <nil>")
+	successors := acquiring(t, newLocker(t, b.rdb, lock.WithPoll(never)), key, lock.For(time.Minute))
+	b.waitListening(key, 1)
+	victim.Freeze()
+	ends := b.expiry(key)
+	successor := await(t, successors, lease+startsWithin, "the lock of a frozen holder")
+	assert.Greater(t, successor.Token(key), ends.UnixMicro(), "the successor came before the end of the lease")
+	require.Greater(t, successor.Token(key), token)
+
+	// The victim runs these commands as soon as it continues.
+	victim.WriteLine("look again")
+	victim.WriteLine("release")
+	victim.Thaw()
+	for _, line := range []string{"look again", "ended", "release"} {
+		require.Equal(t, line+": lock lost: "+key, victim.WaitOutput(startsWithin, line+": "))
+	}
+	require.Equal(t, 1, b.depth(key), "the victim's release leaves the successor's lock alone")
+	require.NoError(t, successor.Err())
+	require.NoError(t, successor.Release(ctx))
+}
+
+func TestClusterLocks(t *testing.T) {
+	rdb := startCluster(t, 3)
+
+	t.Run("a waiter is woken on every node", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+		defer cancel()
+		holder := newLocker(t, rdb)
+		waiter := newLocker(t, rdb, lock.WithPoll(10*time.Minute))
+		for _, key := range []string{"ann", "bob", "cid", "{0}:lock:ann", "{1}:lock:ann", "a{2}b{3}"} {
+			lease, err := holder.Acquire(ctx, key, lock.For(10*time.Minute))
+			require.NoError(t, err, key)
+			got := make(chan error, 1)
+			go func() {
+				second, err := waiter.Acquire(ctx, key)
+				if err == nil {
+					err = second.Release(ctx)
+				}
+				got <- err
+			}()
+			testkit.Eventually(t, startsWithin, "a listener for "+key, func() bool {
+				var listening atomic.Int64 // the nodes are asked in parallel
+				require.NoError(t, rdb.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
+					channels, err := node.PubSubShardChannels(ctx, "*"+key+"*").Result()
+					listening.Add(int64(len(channels)))
+					return err
+				}))
+				return listening.Load() == 1
+			})
+			require.NoError(t, lease.Release(ctx), key)
+			require.NoError(t, <-got, key)
+		}
+	})
+
+	t.Run("locks of many slots are renewed", func(t *testing.T) {
+		ctx := t.Context()
+		const locks = 60
+		lease := 2 * time.Second
+		l := newLocker(t, rdb, lock.WithLease(lease))
+		var leases []*lock.Lease
+		for i := range locks {
+			got, err := l.Acquire(ctx, fmt.Sprintf("renewed-%d", i))
+			require.NoError(t, err)
+			leases = append(leases, got)
+		}
+		began := rdb.Time(ctx).Val()
+		testkit.Eventually(t, 30*time.Second, "three leases", func() bool { return rdb.Time(ctx).Val().Sub(began) > 3*lease })
+		for i, got := range leases {
+			require.NoError(t, got.Err())
+			require.EqualValues(t, 1, rdb.Exists(ctx, fmt.Sprintf("renewed-%d", i)).Val())
+			require.NoError(t, got.Release(ctx))
+		}
+	})
+
+	t.Run("keys with one hash tag share a call", func(t *testing.T) {
+		ctx := t.Context()
+		l := newLocker(t, rdb)
+		lease, err := l.AcquireAll(ctx, []string{"{7}:ann", "{7}:bob"})
+		require.NoError(t, err)
+		each, busy, err := l.TryEach(ctx, []string{"{7}:bob", "{7}:cid"}, lock.For(time.Minute))
+		require.NoError(t, err)
+		assert.Equal(t, []string{"{7}:bob"}, busy)
+		assert.Equal(t, []string{"{7}:cid"}, each.Keys())
+		assert.Greater(t, each.Token("{7}:cid"), lease.Token("{7}:ann"))
+		forced, err := l.ForceRelease(ctx, "{7}:cid")
+		require.NoError(t, err)
+		assert.True(t, forced)
+		require.ErrorIs(t, each.Release(ctx), lock.ErrLost)
+		require.NoError(t, lease.Release(ctx))
+
+		_, err = l.AcquireAll(ctx, []string{"{7}:ann", "{8}:bob"})
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		assert.ErrorContains(t, err, "share a hash tag")
+	})
 }

@@ -30,7 +30,7 @@
 --              sequence generation revision; quiet_since_ms: when units returned to a sale with none
 --              left; ended: 1 if the hash ended exists; open_state: what the sale has in the place of the state
 --              open, if it is not that; shard: "<shard> <shards> <partitions>" if there
---              are several shards (reservation/layout.go), which have the fields of give.lua as well.
+--              are several shards (reservation/keys.go), which have the fields of give.lua as well.
 --              The next place is sequence + 1. In a sale with items: items, their codes in order, each
 --              with a letter, a to z and then A to Z; left.a and stock.a, of which left and stock are the
 --              sums; limit.a, if it has one; quiet.a: when units returned to an item with none left, after

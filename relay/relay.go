@@ -1,3 +1,16 @@
+// Package relay delivers the events of orders and sales to others: webhooks, streams in Redis, topics of Kafka,
+// standard output. Each target gets every event at least once, the events of an order in the order of its
+// versions, and none before its transaction is committed.
+//
+// Several processes share the targets. The one that has the lock of a target claims it by a new fence in its row of
+// relay_targets, and moves its position only under that fence. So the lock saves double work, and the row decides: a
+// process that was replaced can send an event again, but not move the position.
+//
+// # Reading order
+//
+// relay (which targets this process serves), session (one target: look, read, send, move), lanes (several events at the
+// same time, those of one subject in line), backoff, sender, metrics. Package feed reads the log, target holds the
+// table, webhook and broker send.
 package relay
 
 import (
@@ -7,6 +20,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -14,11 +28,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/connect"
 	"stampede/internal/retry"
+	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
 	"stampede/lock"
 	"stampede/relay/broker"
+	"stampede/relay/feed"
 	"stampede/relay/target"
+	"stampede/relay/webhook"
 	"stampede/reservation"
 )
 
@@ -222,4 +240,218 @@ func (r *Relay) deliver(ctx context.Context, name string) error {
 	r.metrics.serving.WithLabelValues(name).Set(1)
 	defer r.metrics.stop(name)
 	return s.run(ctx)
+}
+
+// sender sends events to one target. It is safe for concurrent use.
+type sender interface {
+	// Send returns nil when the receiver has the event.
+	Send(ctx context.Context, e *feed.Event) error
+	// InFlight is how many calls of Send are useful at the same time.
+	InFlight() int
+	Close() error
+}
+
+// open returns the sender of a target. It makes no connection.
+func (r *Relay) open(t *target.Target, to *target.Address) (sender, error) {
+	switch to.Kind {
+	case target.Webhook:
+		return webhook.New(webhook.Config{
+			URL: to.URL, Secrets: t.Secrets, AllowPrivate: t.AllowPrivate, TLS: r.config.TLS, Agent: r.config.Agent,
+		}), nil
+	case target.RedisStream:
+		client, err := connect.Control(to.URL)
+		if err != nil {
+			return nil, err
+		}
+		return broker.NewStream(client, to.Stream, to.MaxLen)
+	case target.Kafka:
+		return broker.NewTopic(to.Brokers, to.Topic, r.config.Agent)
+	case target.Stdout:
+		return r.stdout, nil
+	}
+	return nil, fmt.Errorf("a target of the kind %s", to.Kind)
+}
+
+// tracedSender makes a span for each try to deliver an event that is traced. The receiver continues below it.
+type tracedSender struct {
+	sender
+	tracer *tracing.Tracer
+	to     *target.Address
+	name   string
+}
+
+func (s *tracedSender) Send(ctx context.Context, e *feed.Event) error {
+	span := s.tracer.Continue(tracing.Producer, "deliver event", e.TraceParent)
+	if !span.On() {
+		return s.sender.Send(ctx, e)
+	}
+	defer span.End()
+	span.Text("messaging.system", string(s.to.Kind))
+	span.Text("messaging.operation.name", "deliver")
+	span.Text("messaging.operation.type", "send")
+	span.Text("messaging.destination.name", s.name)
+	span.Text("stampede.event_id", e.ID)
+	span.Text("stampede.order_id", e.Subject)
+	span.Number("stampede.position", e.Position)
+	sent := *e
+	sent.TraceParent = span.Parent()
+	err := s.sender.Send(span.In(ctx), &sent)
+	span.Fail(err)
+	return err
+}
+
+const (
+	backoffFirst = time.Second
+	backoffMax   = 24 * time.Hour
+	backoffMin   = 50 * time.Millisecond
+)
+
+// backoff is the pause after so many failures in a row: random, up to a limit that doubles from a second to a day (full
+// jitter, https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). A receiver that asks for a longer
+// pause gets it.
+func backoff(failures int, err error) time.Duration {
+	limit := backoffMax
+	if shift := failures - 1; shift < 20 && backoffFirst<<shift < backoffMax {
+		limit = backoffFirst << shift
+	}
+	pause := max(backoffMin, rand.N(limit))
+	if refusal, ok := errors.AsType[*webhook.Refusal](err); ok {
+		pause = max(pause, refusal.RetryAfter)
+	}
+	return pause
+}
+
+// isFinal reports whether the receiver wants no more events.
+func isFinal(err error) bool {
+	refusal, ok := errors.AsType[*webhook.Refusal](err)
+	return ok && refusal.Final()
+}
+
+const labelTarget = "target"
+
+// sameInEach says how a gauge is to be aggregated that is the same in each relay.
+const sameInEach = "Use max by (target)."
+
+// metrics have series for each target, from the moment at which it is known.
+type metrics struct {
+	lagEvents, lagSeconds, failing, state, serving, held *prometheus.GaugeVec
+	deliveries, failures                                 *prometheus.CounterVec
+	seconds                                              *prometheus.HistogramVec
+
+	mu    sync.Mutex
+	known map[string]struct{}
+}
+
+// targetMetrics are the metrics of one target.
+type targetMetrics struct {
+	deliveries, failures prometheus.Counter
+	seconds              prometheus.Observer
+	held                 prometheus.Gauge
+}
+
+func newMetrics(reg prometheus.Registerer) (*metrics, error) {
+	var errs []error
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		vec, err := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help},
+			append([]string{labelTarget}, labels...)))
+		errs = append(errs, err)
+		return vec
+	}
+	counter := func(name, help string) *prometheus.CounterVec {
+		vec, err := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help},
+			[]string{labelTarget}))
+		errs = append(errs, err)
+		return vec
+	}
+	seconds, err := telemetry.RegisterOnce(reg, prometheus.NewHistogramVec(telemetry.Native(prometheus.HistogramOpts{
+		Name: "stampede_relay_delivery_duration_seconds", Help: "One try to send an event.",
+		Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+	}), []string{labelTarget}))
+	errs = append(errs, err)
+	m := &metrics{
+		lagEvents: gauge("stampede_relay_lag_events", "Positions between the newest event and those that the target has. "+sameInEach),
+		lagSeconds: gauge("stampede_relay_lag_seconds",
+			"Age of the oldest event that the target lacks; 0 if it has all of them. "+sameInEach),
+		failing: gauge("stampede_relay_failing", "Failures of the target in a row, since its last success. "+sameInEach),
+		state: gauge("stampede_relay_target_state", "1 for the state of the target, 0 for the others. "+sameInEach,
+			"state"),
+		serving: gauge("stampede_relay_serving", "1 while this process sends events to the target, else 0. Use sum by (target)."),
+		held: gauge("stampede_relay_held_seconds",
+			"How long an open transaction has kept newer events from being sent to the target."),
+		deliveries: counter("stampede_relay_deliveries_total", "Events that the target has taken."),
+		failures:   counter("stampede_relay_failures_total", "Tries to send an event that failed."),
+		seconds:    seconds, known: map[string]struct{}{},
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	return m, nil
+}
+
+// of returns the metrics of a target. Each of its series exists from then on.
+func (m *metrics) of(name string) *targetMetrics {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, known := m.known[name]; !known {
+		m.known[name] = struct{}{}
+		m.serving.WithLabelValues(name)
+	}
+	return &targetMetrics{
+		deliveries: m.deliveries.WithLabelValues(name), failures: m.failures.WithLabelValues(name),
+		seconds: m.seconds.WithLabelValues(name), held: m.held.WithLabelValues(name),
+	}
+}
+
+// sent counts a try.
+func (m *targetMetrics) sent(took time.Duration, err error) {
+	m.seconds.Observe(took.Seconds())
+	if err != nil {
+		m.failures.Inc()
+		return
+	}
+	m.deliveries.Inc()
+}
+
+// update shows where all targets stand, and forgets those that are removed.
+func (m *metrics) update(all []target.Standing, now time.Time) {
+	present := make(map[string]struct{}, len(all))
+	for i := range all {
+		t := &all[i]
+		present[t.Name] = struct{}{}
+		m.of(t.Name)
+		m.lagEvents.WithLabelValues(t.Name).Set(float64(t.Lag()))
+		m.lagSeconds.WithLabelValues(t.Name).Set(t.Waiting(now).Seconds())
+		m.failing.WithLabelValues(t.Name).Set(float64(t.Failures))
+		for _, state := range []target.State{target.Active, target.Paused, target.Disabled} {
+			is := 0.0
+			if t.State == state {
+				is = 1
+			}
+			m.state.WithLabelValues(t.Name, string(state)).Set(is)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for name := range m.known {
+		if _, found := present[name]; found {
+			continue
+		}
+		delete(m.known, name)
+		for _, vec := range []interface{ DeletePartialMatch(prometheus.Labels) int }{
+			m.lagEvents, m.lagSeconds, m.failing, m.state, m.serving, m.held, m.deliveries, m.failures, m.seconds,
+		} {
+			vec.DeletePartialMatch(prometheus.Labels{labelTarget: name})
+		}
+	}
+}
+
+// stop notes that this process does not serve the target any more.
+func (m *metrics) stop(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, known := m.known[name]; !known {
+		return // it was removed
+	}
+	m.serving.WithLabelValues(name).Set(0)
+	m.held.WithLabelValues(name).Set(0)
 }

@@ -4,8 +4,12 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
+	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/google/uuid"
 
 	"stampede/internal/retry"
 	"stampede/reservation/order"
@@ -189,4 +193,218 @@ func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error
 	}
 	over := sale.ClosesAtMillis > 0 && state.Now.UnixMilli() >= sale.ClosesAtMillis
 	return sale.Left == 0 && !over && sale.Generation == generation && sale.Epoch == q.place.epoch, nil
+}
+
+// soldItems caches which items of a sale are sold out, while others are sold, so that refusals cost Redis nothing.
+//
+// An item is remembered while nothing is left of it and no unit has returned (quiet.x in lua/reserve.lua), and only if
+// that was so both before and after a scan of the buyers: so all who hold it are known. Others who buy other items
+// meanwhile are known at once if they buy from this store, and by the next scan if not: until then, such a buyer who
+// asks for a sold-out item as well may hear "sold out" instead of his order. A repeat of the request that made his
+// order names an item that he holds, and always gets the order.
+type soldItems struct {
+	seen  atomic.Pointer[soldItemsSeen] // by the last check; nil before the first
+	asked atomic.Bool                   // since the last check
+
+	mu     sync.RWMutex
+	buyers map[uint64]struct{} // hashes, also of users of ended orders; after a collision Redis answers
+}
+
+// soldItemsSeen is what one check saw. It never changes.
+type soldItemsSeen struct {
+	at    int64                // nanoseconds since Store.started
+	quiet map[int]string       // when units last returned to each item with nothing left, by its place
+	items [order.MaxItems]bool // the remembered ones
+	// answers say of each sold-out item, by its place, that it is.
+	answers [order.MaxItems]*OfItems
+	users   int64 // how many buyers and ended orders there were
+}
+
+const (
+	// soldItemsScan is the least time between two scans of the buyers of a sale.
+	soldItemsScan = 2 * time.Second
+	// soldItemsRest bounds what scans of many buyers cost Redis, which are repeated while other items are sold: the pause
+	// after a scan is so many times as long as the scan.
+	soldItemsRest = 20
+)
+
+// remembersSoldOutItems returns the answer to a request that wants an item which is known to be sold out, for a user
+// who has no order in the sale.
+func (of *seller) remembersSoldOutItems(user string, wanted []int64) (answer Answer, soldOut bool) {
+	memory := of.soldItems.Load()
+	if memory == nil {
+		return Answer{}, false
+	}
+	seen := memory.seen.Load()
+	if seen == nil || of.store.sinceStart()-seen.at > int64(soldOutTrust) {
+		return Answer{}, false
+	}
+	codes := of.place.codes
+	for place, n := range wanted {
+		switch {
+		case n == 0 || !seen.items[place]:
+		case answer.Of == nil:
+			answer.Of = seen.answers[place]
+		default:
+			answer.Of = &OfItems{Units: answer.Of.Units, Codes: append(answer.Of.Codes, codes[place])}
+		}
+	}
+	if answer.Of == nil {
+		return Answer{}, false
+	}
+	if !memory.asked.Load() {
+		memory.asked.Store(true)
+	}
+	hash := maphash.String(of.store.seed, user)
+	memory.mu.RLock()
+	_, buyer := memory.buyers[hash]
+	memory.mu.RUnlock()
+	answer.Verdict = SoldOut
+	return answer, !buyer
+}
+
+// addBuyers adds those who got an order, now or before.
+func (m *soldItems) addBuyers(seed maphash.Seed, answered []*call) {
+	for _, c := range answered {
+		if c.answer.Reservation.OrderID != uuid.Nil {
+			m.add(maphash.String(seed, c.request.User))
+		}
+	}
+}
+
+func (m *soldItems) add(user uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.buyers[user] = struct{}{}
+}
+
+// rememberSoldItems watches the items of a sale while some are sold out and asked for.
+func (of *seller) rememberSoldItems(ctx context.Context, _ []int64) error {
+	memory := &soldItems{buyers: make(map[uint64]struct{})}
+	of.soldItems.Store(memory) // before the first scan: buyers are added from now on
+	defer of.soldItems.Store(nil)
+	ctx, cancel := context.WithCancel(ctx)
+	var scanning sync.WaitGroup
+	defer scanning.Wait()
+	defer cancel()
+	ticker := time.NewTicker(soldOutCheck)
+	defer ticker.Stop()
+
+	var last, scanned *soldItemsSeen // by the last check, and by the one before the last scan
+	scan := make(chan error, 1)
+	inScan, nextScan := false, int64(0)
+	for unasked := 0; unasked < soldOutIdleChecks; unasked++ {
+		now, err := of.queues[0].checkSoldItems(ctx)
+		switch {
+		case err != nil && (last == nil || of.store.sinceStart()-last.at > int64(soldOutTrust)):
+			return err
+		case err == nil && (now == nil || len(now.quiet) == 0):
+			return nil
+		case err == nil:
+			now.keep(last)
+			if !inScan && scanned != nil {
+				now.learn(scanned)
+			}
+			memory.seen.Store(now)
+			last = now
+			if due := !inScan && now.at >= nextScan; due && (now.forgets() || scanned == nil || now.users != scanned.users) {
+				inScan, scanned = true, now
+				scanning.Go(func() {
+					memory.mu.RLock()
+					known := len(memory.buyers)
+					memory.mu.RUnlock()
+					scan <- of.queues[0].collectUsers(ctx, known, memory.add)
+				})
+			}
+		}
+		if memory.asked.Swap(false) {
+			unasked = 0
+		}
+		select {
+		case <-ticker.C:
+		case err := <-scan:
+			if err != nil {
+				return err
+			}
+			ended := of.store.sinceStart()
+			inScan, nextScan = false, ended+max(int64(soldItemsScan), soldItemsRest*(ended-scanned.at))
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+// keep remembers the items that were remembered by the check before, and of which nothing has returned since.
+func (s *soldItemsSeen) keep(before *soldItemsSeen) {
+	if before == nil {
+		return
+	}
+	for place, quiet := range s.quiet {
+		was, sold := before.quiet[place]
+		s.items[place] = before.items[place] && sold && was == quiet
+	}
+}
+
+// learn remembers the items that were sold out before the buyers were scanned, and still are.
+func (s *soldItemsSeen) learn(scanned *soldItemsSeen) {
+	for place, quiet := range s.quiet {
+		was, sold := scanned.quiet[place]
+		s.items[place] = s.items[place] || sold && was == quiet
+	}
+}
+
+// forgets is true if an item is sold out and not remembered.
+func (s *soldItemsSeen) forgets() bool {
+	for place := range s.quiet {
+		if !s.items[place] {
+			return true
+		}
+	}
+	return false
+}
+
+// checkSoldItems returns which items are sold out, and nil if that may not be remembered: the sale does not sell, or in
+// another epoch, or on a server that is not verified.
+func (q *queue) checkSoldItems(ctx context.Context) (*soldItemsSeen, error) {
+	ctx, cancel := context.WithTimeout(ctx, soldOutTrust/2)
+	defer cancel()
+	now := &soldItemsSeen{at: q.store.sinceStart(), quiet: make(map[int]string)}
+	state, err := q.store.Inspect(ctx, q.partition)
+	if err != nil || !state.Known {
+		return nil, err
+	}
+	keys := q.store.Keys
+	pipe := q.store.Redis.Pipeline()
+	buyers := pipe.HLen(ctx, keys.Buyers(q.partition, q.sale))
+	ended := pipe.HLen(ctx, keys.Ended(q.partition, q.sale))
+	asked := keys.AskShard(ctx, pipe, q.partition, q.sale, len(q.place.codes), "epoch", "state", "closes_at_ms")
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, err
+	}
+	shard, err := asked.Hash()
+	if err != nil {
+		return nil, err
+	}
+	sells := shard.State == StateOpen || shard.State == StateWaitlist
+	if shard.Epoch != q.place.epoch || !sells ||
+		shard.ClosesAtMillis > 0 && state.Now.UnixMilli() >= shard.ClosesAtMillis {
+		return nil, nil //nolint:nilnil // there is nothing to remember
+	}
+	var left []byte
+	for place, item := range shard.Items {
+		if item.Left < 0 {
+			return nil, fmt.Errorf("sale=%s: what is left of an item cannot be read", q.sale)
+		}
+		left = strconv.AppendInt(append(left, order.ItemLetter(place)...), item.Left, 10)
+		if item.Left == 0 {
+			now.quiet[place] = item.Quiet
+		}
+	}
+	units := order.Lines(left).Named(q.place.codes)
+	for place := range now.quiet {
+		now.answers[place] = &OfItems{Units: units, Codes: q.place.codes[place : place+1 : place+1]}
+	}
+	now.users = buyers.Val() + ended.Val()
+	return now, nil
 }

@@ -1,3 +1,11 @@
+// Package reservation owns the stock of a sale in Redis, and the one atomic step in which a buyer's
+// request becomes a reservation and an event.
+//
+// It stands between the ingress, which requests units, and the workers, which read the events from
+// the stream. Follow a request in this order: Store.Reserve (store.go), the queue of its sale
+// (queue.go), lua/reserve.lua (script.go), and order.OrderReserved.
+//
+// Package order defines orders, and package catalog holds the definitions of sales in Postgres.
 package reservation
 
 import (
@@ -15,6 +23,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/clocks"
+	"stampede/internal/pg"
 	"stampede/internal/retry"
 	"stampede/reservation/order"
 )
@@ -94,7 +104,7 @@ type Store struct {
 	index   shared[*saleIndex]
 	looks   saleLooks
 
-	// fences hold, by partition, the script that was loaded last (fence.go).
+	// fences hold, by partition, the script that was loaded last (guard.go).
 	fences [MaxPartitions]atomic.Pointer[fence]
 	// refused is true, by partition, if Redis is not the server recorded in Postgres (Guard).
 	refused [MaxPartitions]atomic.Bool
@@ -398,4 +408,28 @@ func (of *seller) queueFor(user string) *queue { return of.queues[of.place.layou
 // idle is true if the seller can be dropped without loss.
 func (of *seller) idle() bool {
 	return !of.learning.Load() && !slices.ContainsFunc(of.queues, func(q *queue) bool { return !q.idle() })
+}
+
+// Times returns the time by the clocks of Postgres and of the servers of these partitions. A step that nothing undoes
+// is taken when all of them say that its time has come, and waits while they are too far apart: the error is then
+// clocks.ErrApart. It wraps ErrUnavailable if Redis does not answer, or is that of Postgres.
+func (s *Store) Times(ctx context.Context, on pg.Querier, partitions ...int) (clocks.Times, error) {
+	all := make([]clocks.Reading, 0, 1+len(partitions))
+	for _, p := range partitions {
+		r, err := clocks.Read(func() (time.Time, error) {
+			limited, cancel := retry.ForCall(ctx)
+			defer cancel()
+			state, err := s.Inspect(limited, p)
+			return state.Now, err
+		})
+		if err != nil {
+			return clocks.Times{}, err
+		}
+		all = append(all, r)
+	}
+	r, err := pg.ReadClock(ctx, on)
+	if err != nil {
+		return clocks.Times{}, fmt.Errorf("read the clock of Postgres: %w", err)
+	}
+	return clocks.Agree(append(all, r)...)
 }

@@ -1,3 +1,19 @@
+// Package stream reads the events of sales from Redis Streams and acknowledges them.
+//
+// It stands between lua/reserve.lua, which appends the entries, and the batcher, which handles
+// their messages:
+//
+//   - Subscriber (subscriber.go) reads entries in pages (subscriber_read.go), every 10 ms where
+//     many come (pace.go), keeps those in flight in a table (entry.go), claims the
+//     entries of consumers that have gone silent (subscriber_read.go), and acknowledges handled entries or
+//     stores them as dead letters (subscriber_settle.go).
+//   - OrderErrors and the notes are what a handler and the subscriber exchange about a message.
+//   - entry.go is the wire format: Watermill's, as watermill-redisstream writes it.
+//   - Trimmer (backlog.go) removes entries that all consumers have acknowledged; BacklogCollector
+//     there measures the rest.
+//
+// An entry is delivered at least once. It stays pending until its message is settled: acked, or
+// nacked.
 package stream
 
 import (
@@ -8,11 +24,15 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/telemetry"
 )
 
 var (
@@ -240,3 +260,145 @@ func CreateGroup(ctx context.Context, rdb redis.UniversalClient, stream, group s
 
 // isNoGroup reports whether the stream or the group is missing: deleted, or lost with a FLUSHALL.
 func isNoGroup(err error) bool { return err != nil && strings.Contains(err.Error(), "NOGROUP") }
+
+// notes carry what the subscriber and the handler of a message exchange: a message of watermill has no
+// place for it. They belong to the handler until it acks or nacks, and to the subscriber afterwards.
+type notes struct {
+	// page counts the messages of the page that have not arrived; nil for a message delivered alone.
+	page *atomic.Int64
+	// refusal is why the handler refuses the message, for the dead letter.
+	refusal error
+	// acked is called when Redis has the ack, or when it was given up; it may be nil.
+	acked func(sent bool)
+}
+
+type notesKey struct{}
+
+func withNotes(ctx context.Context, n *notes) context.Context {
+	return context.WithValue(ctx, notesKey{}, n)
+}
+
+// NoteArrival records that the message with this context has reached its handler. It reports whether
+// messages that were read together with it are still to come, as long as the subscriber is not
+// closed. Call it once for a delivery.
+func NoteArrival(ctx context.Context) (moreFollow bool) {
+	n, ok := ctx.Value(notesKey{}).(*notes)
+	return ok && n.page != nil && n.page.Add(-1) > 0
+}
+
+// NoteRefusal records why the handler of a message with this context refuses it. It does nothing
+// for another subscriber's message.
+func NoteRefusal(ctx context.Context, err error) {
+	if n, ok := ctx.Value(notesKey{}).(*notes); ok {
+		n.refusal = err
+	}
+}
+
+// NoteAcked has f called when the ack of the message with this context is sent, or given up because the subscriber
+// stops. It does nothing for another subscriber's message.
+func NoteAcked(ctx context.Context, f func(sent bool)) {
+	if n, ok := ctx.Value(notesKey{}).(*notes); ok {
+		n.acked = f
+	}
+}
+
+var (
+	// ErrStopping is returned for a message that was not recorded before the worker had to stop. It
+	// is no fault of the message, which stays pending and is delivered again. It wraps
+	// context.Canceled, which the Router does not log as a failure.
+	ErrStopping = fmt.Errorf("worker is stopping: %w", context.Canceled)
+
+	// ErrDeferred is returned for messages of blocked sales when too many of them wait. They stay
+	// pending, and are claimed after a while. It is no fault of the messages, and the Router
+	// does not log it as a failure.
+	ErrDeferred = fmt.Errorf("too many messages of blocked sales are waiting: %w", context.Canceled)
+)
+
+// OrderErrors is returned by a handler that cannot apply these orders of a message, and has applied
+// all others. Each becomes a dead letter of its own.
+type OrderErrors []OrderError
+
+// OrderError says why an order of a message cannot be applied.
+type OrderError struct {
+	OrderID uuid.UUID
+	Err     error
+}
+
+// Error names the first few orders.
+func (e OrderErrors) Error() string {
+	const named = 3
+	texts := make([]string, 0, named+1)
+	for _, o := range e[:min(len(e), named)] {
+		texts = append(texts, fmt.Sprintf("order %s: %v", o.OrderID, o.Err))
+	}
+	if more := len(e) - named; more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// Unwrap returns the errors of all orders.
+func (e OrderErrors) Unwrap() []error {
+	errs := make([]error, len(e))
+	for i, o := range e {
+		errs[i] = o.Err
+	}
+	return errs
+}
+
+// subscriberMetrics are shared by all subscribers with the same Registerer.
+type subscriberMetrics struct {
+	acked, redelivered, claimed, taken, deadLettered, lost *prometheus.CounterVec
+
+	inFlight *prometheus.GaugeVec
+}
+
+// streamMetrics are the metrics of one stream.
+type streamMetrics struct {
+	acked, redelivered, claimed, taken, deadLettered, lost prometheus.Counter
+
+	inFlight prometheus.Gauge
+}
+
+func newSubscriberMetrics(reg prometheus.Registerer) (*subscriberMetrics, error) {
+	var failed []error
+	counter := func(name, help string) *prometheus.CounterVec {
+		c, err := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help},
+			[]string{"stream"}))
+		failed = append(failed, err)
+		return c
+	}
+	m := &subscriberMetrics{
+		acked: counter("stampede_entries_acked_total", "Stream entries acknowledged in Redis."),
+		redelivered: counter("stampede_entries_redelivered_total",
+			"Messages delivered again after their handler had refused them."),
+		claimed: counter("stampede_entries_claimed_total",
+			"Stream entries claimed from silent consumers."),
+		taken: counter("stampede_entries_taken_total",
+			"Stream entries that another consumer took over while they were held here."),
+		deadLettered: counter("stampede_entries_dead_lettered_total", "Stream entries stored as dead letters."),
+		lost: counter("stampede_entries_lost_total",
+			"Stream entries that were trimmed or deleted before they were handled."),
+	}
+	gauge, err := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "stampede_entries_in_flight",
+		Help: "Stream entries held by this process: read, and not yet acknowledged in Redis.",
+	}, []string{"stream"}))
+	m.inFlight = gauge
+	if err := errors.Join(append(failed, err)...); err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	return m, nil
+}
+
+func (m *subscriberMetrics) of(stream string) *streamMetrics {
+	return &streamMetrics{
+		acked:        m.acked.WithLabelValues(stream),
+		redelivered:  m.redelivered.WithLabelValues(stream),
+		claimed:      m.claimed.WithLabelValues(stream),
+		taken:        m.taken.WithLabelValues(stream),
+		deadLettered: m.deadLettered.WithLabelValues(stream),
+		lost:         m.lost.WithLabelValues(stream),
+		inFlight:     m.inFlight.WithLabelValues(stream),
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,7 +16,9 @@ import (
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
+	"stampede/lua"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/stream"
 )
 
@@ -272,4 +275,189 @@ func TestSubscribeInitializeCreatesTheGroup(t *testing.T) {
 
 	require.NoError(t, b.rdb.Set(t.Context(), b.stream+"-text", "", 0).Err())
 	require.Error(t, sub.SubscribeInitialize(b.stream+"-text"))
+}
+
+// aliveWithin is a MinIdle within which a subscriber renews its leases on a busy machine, too.
+const aliveWithin = 2 * time.Second
+
+func TestSubscriberClaimsOrphansAmongNewEntries(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	orphans := b.publish(25)
+	b.takeAway("worker-0", 25)
+	fresh := b.publish(25)
+	// Two subscribers share the work, in pages smaller than the number of orphans. Neither is silent for MinIdle.
+	small := func(c *stream.Config) { c.PageMax, c.InFlightMax, c.MinIdle = 10, 10, aliveWithin }
+	first, second := b.subscriber("worker-1", small), b.subscriber("worker-2", small)
+	a, z := b.subscribe(first), b.subscribe(second)
+	var got []string
+	for len(got) < 50 {
+		select {
+		case msg := <-a:
+			got = append(got, msg.UUID)
+			msg.Ack()
+		case msg := <-z:
+			got = append(got, msg.UUID)
+			msg.Ack()
+		case <-time.After(testshop.Soon):
+			require.FailNow(t, "messages are missing", "%d of 50", len(got))
+		}
+	}
+	require.ElementsMatch(t, append(orphans, fresh...), got, "each message once")
+	b.awaitNonePending()
+	claimed := testutil.ToFloat64(first.Metrics(b.stream).Claimed) +
+		testutil.ToFloat64(second.Metrics(b.stream).Claimed)
+	require.EqualValues(t, 25, claimed)
+}
+
+// A page of deleted entries is empty, but not the last one.
+func TestClaimContinuesAfterDeletedEntries(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	uuids := b.publish(60)
+	ids := b.takeAway("worker-0", 60)
+	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, ids[:59]...).Err())
+	sub := b.subscriber("worker-1", func(c *stream.Config) {
+		c.PageMax = 5
+		c.ClaimInterval = time.Hour // the first round must find it
+	})
+	testkit.Eventually(t, testshop.Soon, "the orphan is old enough",
+		func() bool { return b.pending()[59].Idle >= sub.Config().MinIdle })
+	require.Equal(t, uuids[59:], receiveUUIDs(t, b.subscribe(sub), 1))
+	b.awaitNonePending()
+	require.EqualValues(t, 59, testutil.ToFloat64(sub.Metrics(b.stream).Lost))
+}
+
+// A handler may take many times MinIdle: neither another subscriber nor its own claims the entry, and
+// renewals do not count as deliveries.
+func TestLongHandlerKeepsItsEntry(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(1)
+	quick := func(c *stream.Config) { c.MinIdle, c.ClaimInterval = aliveWithin, 20*time.Millisecond }
+	worker, other := b.subscriber("worker-1", quick), b.subscriber("worker-2", quick)
+	messages := b.subscribe(worker)
+	msg := receive(t, messages)
+	others := b.subscribe(other)
+	select {
+	case <-time.After(3 * other.Config().MinIdle): // nothing happens
+	case <-messages:
+		require.Fail(t, "delivered again by its own subscriber")
+	case <-others:
+		require.Fail(t, "claimed by the other subscriber")
+	}
+	require.Equal(t, "worker-1", b.pending()[0].Consumer)
+	require.EqualValues(t, 1, b.pending()[0].RetryCount)
+	msg.Ack()
+	b.awaitNonePending()
+}
+
+// An entry that another consumer claimed is neither claimed back nor delivered here again.
+func TestEntryClaimedByAnotherConsumerIsNotClaimedBack(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(2)
+	// The other consumer is not silent for MinIdle before the test ends: then its entry could be claimed.
+	sub := b.subscriber("worker-1", func(c *stream.Config) { c.MinIdle = 10 * time.Second })
+	messages := b.subscribe(sub)
+	kept, taken := receive(t, messages), receive(t, messages)
+	id := taken.Metadata.Get(order.MetaEntryID)
+	require.NoError(t, b.rdb.XClaim(t.Context(), &redis.XClaimArgs{
+		Stream: b.stream, Group: reservation.Group, Consumer: "other", Messages: []string{id},
+	}).Err())
+	testkit.Eventually(t, testshop.Soon, "the claim is noticed",
+		func() bool { return testutil.ToFloat64(sub.Metrics(b.stream).Taken) == 1 })
+	taken.Nack()
+	kept.Ack()
+	testkit.Eventually(t, testshop.Soon, "both entries are released",
+		func() bool { return testutil.ToFloat64(sub.Metrics(b.stream).InFlight) == 0 })
+	pending := b.pending()
+	require.Len(t, pending, 1)
+	require.Equal(t, "other", pending[0].Consumer)
+	require.Zero(t, testutil.ToFloat64(sub.Metrics(b.stream).Redelivered))
+}
+
+func TestSilentConsumersAreDeleted(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(1)
+	b.takeAway("with-entries", 1)
+	require.NoError(t, b.rdb.XGroupCreateConsumer(t.Context(), b.stream, reservation.Group, "silent").Err())
+	consumers := func() []string {
+		infos, err := b.rdb.XInfoConsumers(t.Context(), b.stream, reservation.Group).Result()
+		require.NoError(t, err)
+		var names []string
+		for _, info := range infos {
+			names = append(names, info.Name)
+		}
+		return names
+	}
+	sub := b.subscriber("worker-1", func(c *stream.Config) {
+		c.MinIdle, c.ConsumerIdleMax = time.Hour, 50*time.Millisecond
+		c.ClaimInterval = 20 * time.Millisecond
+	})
+	b.subscribe(sub)
+	testkit.Eventually(t, testshop.Soon, "only the silent consumer is deleted", func() bool {
+		names := consumers()
+		slices.Sort(names)
+		return slices.Equal(names, []string{"with-entries", "worker-1"})
+	})
+}
+
+func TestReapAnswers(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	reap := func(idleMS int) ([]string, error) {
+		return lua.Reap.Run(t.Context(), b.rdb, []string{b.stream}, "g", "self", idleMS).StringSlice()
+	}
+	names, err := reap(0)
+	require.NoError(t, err)
+	require.Empty(t, names, "no stream")
+	b.add("a", "b")
+	names, err = reap(0)
+	require.NoError(t, err)
+	require.Empty(t, names, "no group")
+
+	require.NoError(t, stream.CreateGroup(t.Context(), b.rdb, b.stream, "g"))
+	for _, consumer := range []string{"self", "other", "third"} {
+		require.NoError(t, b.rdb.XGroupCreateConsumer(t.Context(), b.stream, "g", consumer).Err())
+	}
+	names, err = reap(3_600_000)
+	require.NoError(t, err)
+	require.Empty(t, names, "no consumer was silent for that long")
+	require.NoError(t, b.rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{
+		Group: "g", Consumer: "with a pending entry", Streams: []string{b.stream, ">"}, Count: 1, Block: -1,
+	}).Err())
+	names, err = reap(0)
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"other", "third"}, names)
+
+	require.NoError(t, b.rdb.Set(t.Context(), b.stream, "", 0).Err())
+	_, err = reap(0)
+	require.ErrorContains(t, err, "WRONGTYPE")
+}
+
+func TestKeepAnswers(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(3)
+	ids := b.takeAway("worker", 3)
+	require.NoError(t, b.rdb.XAck(t.Context(), b.stream, reservation.Group, ids[2]).Err())
+	keep := func(consumer string, pairs ...any) []string {
+		answers, err := lua.Keep.Run(t.Context(), b.rdb, []string{b.stream},
+			append([]any{reservation.Group, consumer}, pairs...)...).StringSlice()
+		require.NoError(t, err)
+		return answers
+	}
+	require.Equal(t, []string{stream.LeaseKept, stream.LeaseKept, stream.LeaseGone},
+		keep("worker", ids[0], 0, ids[1], 7, ids[2], 0))
+	require.Equal(t, []string{stream.LeaseTaken}, keep("another", ids[0], 9))
+	require.Equal(t, []string{stream.LeaseKept}, keep("worker", ids[1], 3), "a repeat does not lower the count")
+	counts := fmt.Sprintf("%s=%d %s=%d", b.pending()[0].Consumer, b.pending()[0].RetryCount, b.pending()[1].Consumer,
+		b.pending()[1].RetryCount)
+	require.Equal(t, "worker=1 worker=7", counts)
+
+	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, ids[0]).Err())
+	require.Equal(t, []string{stream.LeaseGone}, keep("worker", ids[0], 0), "deleted from the stream")
+	require.Error(t, lua.Keep.Run(t.Context(), b.rdb, []string{b.stream}, reservation.Group, "worker", ids[0]).Err())
 }

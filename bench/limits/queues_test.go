@@ -1,15 +1,34 @@
 package limits
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
+	"github.com/hibiken/asynq"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/bench/rig"
+	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // turnTimeout ends the turn of a candidate that has not finished its backlog.
@@ -208,4 +227,249 @@ func (q *backlog) requireRows(b *testing.B, least int64) {
 		       (SELECT count(*) FROM order_events WHERE sale_id = $1)`, q.sale).Scan(&sold, &orders, &events))
 	require.GreaterOrEqual(b, sold, least)
 	require.Equal(b, []int64{sold, sold}, []int64{orders, events}, "orders and events of %d units", sold)
+}
+
+const (
+	// asynqDatabase is the Redis database of asynq alone: its keys have no prefix.
+	asynqDatabase = 1
+	// asynqPool is the number of asynq's connections: with AOF always, more concurrent calls make Redis
+	// faster.
+	asynqPool = 64
+
+	taskOrder  = "order"
+	taskOrders = "orders" // grouped by asynq
+	// asynqGroupMax is how many orders asynq puts into one task.
+	asynqGroupMax = 500
+	// asynqGrace is how long a group waits for more, the minimum of asynq; asynq also looks at groups
+	// this often.
+	asynqGrace = time.Second
+)
+
+func asynqRedis(url string) (asynq.RedisClientOpt, error) {
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		return asynq.RedisClientOpt{}, err
+	}
+	return asynq.RedisClientOpt{Addr: o.Addr, DB: asynqDatabase, PoolSize: asynqPool}, nil
+}
+
+// consumeAsynq runs several asynq servers in one process: each fetches its tasks one by one, and waits
+// for Redis's disk each time.
+func consumeAsynq(ctx context.Context, c consumer, ready func()) error {
+	opt, err := asynqRedis(c.RedisURL)
+	if err != nil {
+		return err
+	}
+	mux := asynq.NewServeMux()
+	mux.HandleFunc(taskOrder, func(ctx context.Context, task *asynq.Task) error {
+		var j job
+		if err := json.Unmarshal(task.Payload(), &j); err != nil {
+			return err
+		}
+		return c.record(ctx, j.event())
+	})
+	mux.HandleFunc(taskOrders, func(ctx context.Context, task *asynq.Task) error {
+		var events []order.OrderReserved
+		for line := range bytes.Lines(task.Payload()) {
+			var j job
+			if err := json.Unmarshal(line, &j); err != nil {
+				return err
+			}
+			events = append(events, j.event())
+		}
+		return c.recordAll(ctx, events)
+	})
+	config := asynq.Config{
+		Concurrency: c.Handlers, TaskCheckInterval: 5 * time.Millisecond, LogLevel: asynq.ErrorLevel,
+		BaseContext: func() context.Context { return context.WithoutCancel(ctx) },
+	}
+	if c.Groups > 0 {
+		config.GroupAggregator = asynq.GroupAggregatorFunc(joinTasks)
+		config.GroupMaxSize, config.GroupGracePeriod, config.GroupMaxDelay = asynqGroupMax, asynqGrace, asynqGrace
+	}
+	for range c.Servers {
+		server := asynq.NewServer(opt, config)
+		if err := server.Start(mux); err != nil {
+			return err
+		}
+		defer server.Shutdown()
+	}
+	ready()
+	<-ctx.Done()
+	return nil
+}
+
+// joinTasks makes one task of those in a group: their payloads, one per line.
+func joinTasks(_ string, tasks []*asynq.Task) *asynq.Task {
+	var lines []byte
+	for _, task := range tasks {
+		lines = append(append(lines, task.Payload()...), '\n')
+	}
+	return asynq.NewTask(taskOrders, lines)
+}
+
+// fillAsynq enqueues one task per order, and spreads them over the groups, if any.
+func fillAsynq(b *testing.B, redisURL string, orders []job, groups int) {
+	b.Helper()
+	opt, err := asynqRedis(redisURL)
+	require.NoError(b, err)
+	client := asynq.NewClient(opt)
+	var enqueuing errgroup.Group
+	var next atomic.Int64
+	for range asynqPool {
+		enqueuing.Go(func() error {
+			for i := next.Add(1) - 1; i < int64(len(orders)); i = next.Add(1) - 1 {
+				payload, err := json.Marshal(orders[i])
+				if err != nil {
+					return err
+				}
+				var options []asynq.Option
+				if groups > 0 {
+					options = append(options, asynq.Group(fmt.Sprint(i%int64(groups))))
+				}
+				if _, err := client.Enqueue(asynq.NewTask(taskOrder, payload), options...); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(b, errors.Join(enqueuing.Wait(), client.Close()))
+}
+
+// forgetAsynq deletes what a turn has left in Redis.
+func forgetAsynq(b *testing.B, redisURL string) {
+	b.Helper()
+	o, err := redis.ParseURL(redisURL)
+	require.NoError(b, err)
+	o.DB = asynqDatabase
+	client := redis.NewClient(o)
+	require.NoError(b, errors.Join(client.FlushDB(context.Background()).Err(), client.Close()))
+}
+
+// riverConnections are River's own: to fetch, complete, listen and elect a leader.
+const riverConnections = 4
+
+// riverWorker writes one order per job.
+type riverWorker struct {
+	river.WorkerDefaults[job]
+	consumer
+}
+
+// Work implements river.Worker.
+func (w *riverWorker) Work(ctx context.Context, j *river.Job[job]) error {
+	return w.record(ctx, j.Args.event())
+}
+
+// consumeRiver lets River fetch as fast as its settings allow. River marks jobs as completed in
+// batches.
+func consumeRiver(ctx context.Context, c consumer, ready func()) error {
+	config, err := pgxpool.ParseConfig(c.DatabaseURL)
+	if err != nil {
+		return err
+	}
+	config.MaxConns = riverConnections
+	own, err := pgxpool.NewWithConfig(ctx, config) // in a shared pool River would wait for the orders' transactions
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	workers := river.NewWorkers()
+	river.AddWorker(workers, &riverWorker{consumer: c})
+	client, err := river.NewClient(riverpgxv5.New(own), &river.Config{
+		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: c.Handlers}},
+		FetchCooldown: time.Millisecond, FetchPollInterval: 50 * time.Millisecond,
+		Workers: workers, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		return err
+	}
+	if err := client.Start(ctx); err != nil {
+		return err
+	}
+	ready()
+	<-ctx.Done()
+	return ignoreCanceled(client.Stop(context.WithoutCancel(ctx)))
+}
+
+func ignoreCanceled(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// migrateRiver makes River's tables in the database of the orders.
+func migrateRiver(b *testing.B, pool *pgxpool.Pool) {
+	b.Helper()
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)
+	require.NoError(b, err)
+	_, err = migrator.Migrate(b.Context(), rivermigrate.DirectionUp, nil)
+	require.NoError(b, err)
+}
+
+// fillRiver inserts one job per order.
+func fillRiver(b *testing.B, pool *pgxpool.Pool, orders []job) {
+	b.Helper()
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{})
+	require.NoError(b, err)
+	const insertMax = 1000
+	for len(orders) > 0 {
+		n := min(len(orders), insertMax)
+		params := make([]river.InsertManyParams, n)
+		for i := range params {
+			params[i].Args = orders[i]
+		}
+		_, err := client.InsertManyFast(b.Context(), params)
+		require.NoError(b, err)
+		orders = orders[n:]
+	}
+	// Autovacuum does this to a queue in use: without it the planner knows nothing of the backlog.
+	_, err = pool.Exec(b.Context(), "ANALYZE river_job", pgx.QueryExecModeSimpleProtocol)
+	require.NoError(b, err)
+}
+
+// consumeStock uses watermill-redisstream unchanged: a router whose subscribers, in one consumer group,
+// read Stampede's own stream.
+func consumeStock(ctx context.Context, c consumer, ready func()) error {
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
+	if err != nil {
+		return err
+	}
+	options, err := redis.ParseURL(c.RedisURL)
+	if err != nil {
+		return err
+	}
+	handle := func(msg *message.Message) error {
+		events, err := order.DecodeReserved(msg)
+		if err != nil {
+			return err
+		}
+		if !c.Together {
+			return c.recordAll(msg.Context(), events)
+		}
+		var all errgroup.Group
+		for _, event := range events {
+			all.Go(func() error { return c.record(msg.Context(), event) })
+		}
+		return all.Wait()
+	}
+	for i := range c.Handlers {
+		name := fmt.Sprint("stock-", i)
+		subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
+			// One client each: in a shared one, subscribers that block in reads would occupy all
+			// connections.
+			Client: redis.NewClient(options), ConsumerGroup: reservation.Group, Consumer: name,
+			DisableIndefiniteInitialBlock: true, OldestId: "0",
+		}, watermill.NopLogger{})
+		if err != nil {
+			return err
+		}
+		router.AddConsumerHandler(name, c.Stream, subscriber, handle) // closes its client
+	}
+	go func() {
+		<-router.Running()
+		ready()
+	}()
+	return router.Run(ctx)
 }

@@ -24,6 +24,10 @@ import (
 	"stampede/reservation/order"
 )
 
+func TestMain(m *testing.M) {
+	rig.Main(m, "shards", "redis/go-redis", "jackc/pgx")
+}
+
 // partitions is how many there are in each turn, so that candidates differ only in their shards.
 const partitions = 8
 

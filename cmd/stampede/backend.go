@@ -4,17 +4,26 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/ingress"
+	"stampede/internal/apiclient"
 	"stampede/internal/connect"
 	"stampede/internal/pg"
+	"stampede/internal/telemetry"
+	"stampede/internal/tracing"
+	"stampede/ledger"
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 	"stampede/sql"
 	"stampede/upkeep/doctor"
 	"stampede/upkeep/rebuild"
@@ -183,3 +192,235 @@ func warnOfSettings(ctx context.Context, b *backend, rights reservation.Rights, 
 		logger.Log(ctx, level, prefix+f.What, "severity", f.Severity, "server", f.Where(), "why", f.Why, "mend", f.Mend)
 	}
 }
+
+// The connections of an ingress to Postgres, by use. Each use has its own pool, so that waiting requests of one
+// cannot take the connections of another.
+const (
+	// dutyPostgresConns are for heartbeats, the guard, the breaker's probe, /readyz and the clock. Each runs one
+	// query at a time.
+	dutyPostgresConns = 5
+	// changePostgresConns are for payments and cancellations.
+	changePostgresConns = 4
+	// lookPostgresConns are for buyers who read their own orders, and for all who look at draws.
+	lookPostgresConns = 4
+	// operatorPostgresConns are for operators who look at orders and cancel them.
+	operatorPostgresConns = 2
+	// otherPostgresConns are for everything else: sales, operators, and the orders that purchases wait for.
+	otherPostgresConns = 5
+)
+
+// ingressBackend holds the clients of an ingress. The pool and the Redis client of its backend are for purchases and
+// anonymous requests.
+type ingressBackend struct {
+	*backend
+	duty, changes, looks, operators *pgxpool.Pool
+	guardRedis                      redis.UniversalClient
+	guardAge                        *telemetry.GuardAge
+	watchClock                      func(context.Context)
+}
+
+func openIngressBackend(
+	ctx context.Context, stores storesFlags, storeOptions reservation.StoreOptions, registry *prometheus.Registry,
+	tracer *tracing.Tracer,
+) (f *ingressBackend, err error) {
+	if storeOptions.Observer, err = ingress.ObserveScripts(registry); err != nil {
+		return nil, err
+	}
+	options := []connect.PostgresOption{connect.Service("serve"), connect.Traced(tracer)}
+	b, err := stores.openBackend(ctx, connect.Ingress, otherPostgresConns, storeOptions, options...)
+	if err != nil {
+		return nil, err
+	}
+	f = &ingressBackend{backend: b}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	var errs [7]error
+	f.duty, errs[0] = connect.Postgres(ctx, stores.DatabaseURL, dutyPostgresConns, options...)
+	f.changes, errs[1] = connect.Postgres(ctx, stores.DatabaseURL, changePostgresConns, options...)
+	f.looks, errs[2] = connect.Postgres(ctx, stores.DatabaseURL, lookPostgresConns, options...)
+	f.operators, errs[3] = connect.Postgres(ctx, stores.DatabaseURL, operatorPostgresConns, options...)
+	f.guardRedis, errs[4] = connect.Ingress(stores.RedisURL)
+	f.guardAge, errs[5] = telemetry.NewGuardAge(registry, "ingress")
+	f.watchClock, errs[6] = watchClock(registry, f.duty)
+	if err = errors.Join(errs[:]...); err != nil {
+		return f, err
+	}
+	return f, f.pools().Register(registry)
+}
+
+func (f *ingressBackend) pools() *connect.Pools {
+	pools := connect.NewPools("ingress")
+	pools.Redis("purchases", f.redis)
+	pools.Redis("guard", f.guardRedis)
+	pools.Postgres("others", f.pool)
+	pools.Postgres("duty", f.duty)
+	pools.Postgres("changes", f.changes)
+	pools.Postgres("looks", f.looks)
+	pools.Postgres("desk", f.operators)
+	return pools
+}
+
+func (f *ingressBackend) Close() {
+	for _, pool := range []*pgxpool.Pool{f.duty, f.changes, f.looks, f.operators} {
+		if pool != nil {
+			pool.Close()
+		}
+	}
+	if f.guardRedis != nil {
+		_ = f.guardRedis.Close()
+	}
+	f.backend.Close()
+}
+
+// heartbeat runs beside every ingress's server. It ends when a stop begins, before the last request: counting a
+// moment too much as an outage gives buyers time, counting too little takes it from them.
+func (f *ingressBackend) heartbeat(logger *slog.Logger) ledger.Heartbeat {
+	return ledger.Heartbeat{Pool: f.duty, Logger: logger}
+}
+
+// guard runs beside every ingress's server and stops it from selling from a replaced Redis.
+func (f *ingressBackend) guard(logger *slog.Logger) reservation.Guard {
+	return reservation.Guard{Store: f.store, Redis: f.guardRedis, Pool: f.duty, Logger: logger, Age: f.guardAge}
+}
+
+// serveOrders gives the ingress the orders in Postgres. Payments and cancellations are published to all ingresses.
+func (f *ingressBackend) serveOrders(config *ingress.Config) (*ledger.Outcomes, error) {
+	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
+		Client: f.redis, Keys: f.keys, Logger: config.Logger, Registerer: config.Metrics,
+	})
+	if err != nil {
+		return nil, err
+	}
+	counted, err := telemetry.OrdersByOutcome(config.Metrics, string(order.StatusPaid), string(order.StatusCancelled))
+	if err != nil {
+		return nil, err
+	}
+	paid, err := ledger.CountPayments(config.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	changing := func(pool *pgxpool.Pool) *ledger.Ledger {
+		return ledger.New(pool).WithOutcomes(outcomes).WithPayments(paid).
+			WithChanges(func(status order.Status) { counted.WithLabelValues(string(status)).Inc() })
+	}
+	config.Orders = buyersOrders{ledger.New(f.looks), changing(f.changes)}
+	config.AwaitedOrders = ledger.New(f.pool)
+	config.OperatorsOrders = changing(f.operators)
+	config.Postgres = ledger.New(f.duty)
+	config.Draws = draws.New(f.looks)
+	return outcomes, nil
+}
+
+// buyersOrders reads orders on other connections than it changes them.
+type buyersOrders struct {
+	*ledger.Ledger
+	changes *ledger.Ledger
+}
+
+func (o buyersOrders) Pay(ctx context.Context, id uuid.UUID, user, reference string) (order.Order, error) {
+	return o.changes.Pay(ctx, id, user, reference)
+}
+
+func (o buyersOrders) Withdraw(ctx context.Context, id uuid.UUID, reason, operator string) (order.Placed, error) {
+	return o.changes.Withdraw(ctx, id, reason, operator)
+}
+
+func (o buyersOrders) Report(ctx context.Context, m order.Money) (order.Payment, error) {
+	return o.changes.Report(ctx, m)
+}
+
+func (o buyersOrders) RefundedAtProvider(ctx context.Context, r order.ProviderRefund) (order.Payment, error) {
+	return o.changes.RefundedAtProvider(ctx, r)
+}
+
+func (o buyersOrders) Disputed(ctx context.Context, d order.Dispute) (order.Payment, error) {
+	return o.changes.Disputed(ctx, d)
+}
+
+func (o buyersOrders) Cancel(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
+	return o.changes.Cancel(ctx, id, user)
+}
+
+// optionalDatabases are the URLs of commands that can work through an ingress instead.
+type optionalDatabases struct {
+	RedisURL    string `name:"redis-url" env:"REDIS_URL" placeholder:"URL" help:"Redis, as redis://user:password@host:6379/0, redis+cluster://user:password@a:6379,b:6379 or redis+sentinel://user:password@a:26379,b:26379/master/0. Not needed with --server."`
+	DatabaseURL string `name:"database-url" env:"DATABASE_URL" placeholder:"URL" help:"Postgres, as postgres://user:password@host:5432/database. Not needed with --server."`
+}
+
+// serverFlag is for commands that can work through an ingress instead of on the databases.
+type serverFlag struct {
+	Server     string `placeholder:"URL" help:"Ingress to work through, such as https://shop.example, instead of the databases. The server records the operator of the token."`
+	AdminToken string `placeholder:"TOKEN" help:"Bearer token of an operator, for --server."`
+}
+
+func (f optionalDatabases) stores(keys keysFlags) storesFlags {
+	return storesFlags{redisFlag{f.RedisURL}, databaseFlag{f.DatabaseURL}, keys}
+}
+
+// check says what is missing, as kong does for required flags.
+func (f *serverFlag) check(databases optionalDatabases) error {
+	if f.Server != "" {
+		_, err := apiclient.New(f.Server, "", "")
+		return serverError(err)
+	}
+	var missing []string
+	if databases.RedisURL == "" {
+		missing = append(missing, "--redis-url=URL (or REDIS_URL)")
+	}
+	if databases.DatabaseURL == "" {
+		missing = append(missing, "--database-url=URL (or DATABASE_URL)")
+	}
+	if len(missing) > 0 {
+		return usagef("missing flags: %s; or --server=URL (or STAMPEDE_SERVER) instead", strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// withClient calls do with a client of the server.
+func (f *serverFlag) withClient(do func(*apiclient.Client) error) error {
+	client, err := apiclient.New(f.Server, f.AdminToken, "stampede/"+telemetry.BuildVersion())
+	if err != nil {
+		return serverError(err)
+	}
+	defer client.Close()
+	return serverError(do(client))
+}
+
+// serverError makes what another setting or argument corrects a usage error.
+func serverError(err error) error {
+	switch {
+	case errors.Is(err, apiclient.ErrURL):
+		return usagef("--server: %w", err)
+	case errors.Is(err, apiclient.ErrToken), errors.Is(err, apiclient.ErrInvalid):
+		return &usageError{err}
+	}
+	return err
+}
+
+// noServerFlag refuses --server where only the databases will do.
+type noServerFlag struct {
+	Server string `hidden:"" env:"-" placeholder:"URL" help:"Not supported."`
+}
+
+func (f noServerFlag) validate(why string) error {
+	if f.Server != "" {
+		return usagef("this command has no --server: %s", why)
+	}
+	return nil
+}
+
+// postgresOrServer is for commands that need Postgres only, or an ingress.
+type postgresOrServer struct {
+	DatabaseURL string `name:"database-url" env:"DATABASE_URL" placeholder:"URL" help:"Postgres, as postgres://user:password@host:5432/database. Not needed with --server."`
+	serverFlag
+}
+
+// checkPlace says what is missing.
+func (f *postgresOrServer) checkPlace() error {
+	return f.check(optionalDatabases{RedisURL: "not needed", DatabaseURL: f.DatabaseURL})
+}
+
+func (f *postgresOrServer) databaseFlag() databaseFlag { return databaseFlag{f.DatabaseURL} }

@@ -3,19 +3,35 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
 	"fmt"
+	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+	ratelimiter "golang.org/x/time/rate"
 
+	"stampede/internal/connect"
+	"stampede/internal/retry"
+	"stampede/internal/test/testkit"
+	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/sql/migrate"
 )
 
 func TestPaymentCommands(t *testing.T) {
@@ -238,4 +254,265 @@ func TestImportTakesRefundsInAnyOrder(t *testing.T) {
 	assert.Contains(t, output, `line 2: no refund of the payment is due: it was refunded with reference "re_1"`)
 	own := s.ends(exitOK, "payment", "list", "--output=json") // what it writes, it takes
 	assert.Contains(t, s.ends(exitOK, "payment", "import", file(t, own)), "0 refunded, 5 reported before, 0 bad lines\n")
+}
+
+var outageOfPostgres = flag.Duration("payments.outage", 8*time.Second, "how long Postgres is away while buyers pay")
+
+// Buyers pay at a provider that takes 25 payments a second, and Postgres is away meanwhile, for longer than some of
+// them have left. Nobody's money that the provider has taken in time is refunded, and each report that was answered 200
+// is what Postgres has.
+func TestOutageRefundsNoMoneyInTime(t *testing.T) {
+	t.Parallel()
+	const winners, perSecond = 150, 25
+	postgres := testkit.OwnPostgres(t)
+	require.NoError(t, migrate.Up(t.Context(), postgres.URL))
+	pool, err := connect.Postgres(t.Context(), postgres.URL, 4)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	s := &shop{t: t, keys: testkit.Keys(t), pool: pool, databaseURL: postgres.URL}
+	_, url := s.serve()
+	s.worker("worker").Start()
+	sale := s.createSale(url, reservation.Terms{
+		Name: "test", Stock: winners, PaymentWindow: 12 * time.Second, UnitPrice: 1290, Currency: "EUR",
+	})
+	orders := make([]order.View, winners)
+	var buyers errgroup.Group
+	for n := range orders {
+		buyers.Go(func() error {
+			return postJSON(t.Context(), url+"/v1/sales/"+sale.String()+"/orders", nil, &orders[n],
+				"X-User-ID", fmt.Sprint("buyer-", n), "Prefer", "wait=30")
+		})
+	}
+	require.NoError(t, buyers.Wait())
+
+	limit := ratelimiter.NewLimiter(perSecond, 1)
+	var mu sync.Mutex
+	answers := map[string]order.PaymentView{} // of the reports that were answered 200, by reference
+	var payers errgroup.Group
+	for n, o := range orders {
+		payers.Go(func() error {
+			until, err := time.Parse(time.RFC3339, o.ExpiresAt)
+			if err == nil {
+				err = limit.Wait(t.Context())
+			}
+			if err != nil || time.Now().After(until) {
+				return err // the provider does not take it any more
+			}
+			report := fmt.Appendf(nil, `{"order_id":%q,"reference":"ch_%d","amount":1290,"currency":"EUR"}`, o.OrderID, n)
+			for {
+				var p order.PaymentView
+				if postJSON(t.Context(), url+"/v1/payments", report, &p, "Authorization", "Bearer "+adminToken) == nil {
+					mu.Lock()
+					answers[p.Reference] = p
+					mu.Unlock()
+					return nil
+				}
+				if !retry.Pause(100*time.Millisecond+rand.N(400*time.Millisecond), t.Context().Done()) {
+					return t.Context().Err()
+				}
+			}
+		})
+	}
+	testkit.Eventually(t, within, "some have paid", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(answers) >= winners/10
+	})
+	postgres.StopImmediate()
+	retry.Pause(*outageOfPostgres, t.Context().Done())
+	require.NoError(t, postgres.Restart(t.Context()))
+	require.NoError(t, payers.Wait())
+	testkit.Eventually(t, within, "each payment is decided", func() bool {
+		return s.count("SELECT count(*) FROM open_payments WHERE state = 'waiting'") == 0
+	})
+	t.Logf("%d of %d orders were paid in time, with Postgres away for %v", len(answers), winners, *outageOfPostgres)
+	require.Greater(t, len(answers), winners/2)
+	rows, _ := pool.Query(t.Context(), "SELECT reference, state, order_id FROM payments") // its error comes with the rows
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct{ Reference, State, OrderID string }])
+	require.NoError(t, err)
+	require.Len(t, found, len(answers))
+	for _, p := range found {
+		require.Equal(t, "settled", p.State, p.Reference)
+		require.Equal(t, answers[p.Reference].OrderID.String(), p.OrderID)
+	}
+	require.Equal(t, len(answers), s.count("SELECT count(*) FROM orders WHERE status = 'paid'"))
+	s.ends(exitOK, "audit", "--wait=60s", "--sale="+sale.String())
+}
+
+// postJSON posts a JSON document, and reads the answer of 200 or 201 into another one.
+func postJSON(ctx context.Context, to string, body []byte, into any, header ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, 40*time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, to, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusCreated {
+		return fmt.Errorf("%s: HTTP %d", to, answer.StatusCode)
+	}
+	return json.NewDecoder(answer.Body).Decode(into)
+}
+
+// payableSale creates a sale with a payment window.
+func (s *shop) payableSale(stock, window string) uuid.UUID {
+	s.t.Helper()
+	output := s.ends(exitOK, "sale", "create", "--name=test", "--stock="+stock, "--payment-window="+window,
+		"--output=json")
+	var sale struct{ ID uuid.UUID }
+	require.NoError(s.t, json.Unmarshal([]byte(output), &sale), output)
+	return sale.ID
+}
+
+// The unit of an unpaid order goes to another buyer, who pays; the audit holds.
+func TestUnpaidOrderReleasesUnitToNextBuyer(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	sale := s.payableSale("1", "1s")
+	orders := url + "/v1/sales/" + sale.String() + "/orders"
+
+	late := ask(t, http.MethodPost, orders, "ann", "")
+	require.Equal(t, http.StatusAccepted, late.HTTP)
+	require.Equal(t, http.StatusConflict, ask(t, http.MethodPost, orders, "bob", "").HTTP)
+	s.worker("worker").Start() // from its confirmation on, the order can expire
+	order := url + "/v1/orders/" + late.OrderID
+	testkit.Eventually(t, within, "the order expires",
+		func() bool { return ask(t, http.MethodGet, order, "ann", "").Status == "expired" })
+	assert.Equal(t, http.StatusGone, ask(t, http.MethodPost, order+"/pay", "ann", `{"reference":"too late"}`).HTTP)
+
+	// On a busy machine the buyer may miss the window of one second, and buys again.
+	testkit.Eventually(t, within, "another buyer pays", func() bool {
+		bought := ask(t, http.MethodPost, orders, "bob", "")
+		if bought.HTTP != http.StatusAccepted {
+			return false
+		}
+		var paid apiAnswer
+		testkit.Eventually(t, within, "a decision", func() bool {
+			paid = ask(t, http.MethodPost, url+"/v1/orders/"+bought.OrderID+"/pay", "bob", `{"reference":"in time"}`)
+			return paid.HTTP == http.StatusOK || paid.HTTP == http.StatusGone
+		})
+		return paid.HTTP == http.StatusOK
+	})
+	assert.Zero(t, ask(t, http.MethodGet, url+"/v1/sales/"+sale.String(), "bob", "").Available)
+	s.ends(exitOK, "audit", "--wait=30s", "--sale="+sale.String())
+}
+
+// Time without a running ingress does not count towards the payment window.
+func TestOutageExtendsPaymentWindow(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	ingress, url := s.serve()
+	s.worker("worker").Start()
+	bought := ask(t, http.MethodPost, url+"/v1/sales/"+s.payableSale("1", "30m").String()+"/orders", "ann", "")
+	require.Equal(t, http.StatusAccepted, bought.HTTP)
+	var before apiAnswer
+	testkit.Eventually(t, within, "the order is confirmed", func() bool {
+		before = ask(t, http.MethodGet, url+"/v1/orders/"+bought.OrderID, "ann", "")
+		return before.Status == "confirmed"
+	})
+	seenAt := func() (seen time.Time) {
+		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT seen_at FROM pulse`).Scan(&seen))
+		return seen
+	}
+	first := seenAt()
+	testkit.Eventually(t, within, "the ingress is seen again", func() bool { return seenAt().After(first) })
+
+	// The ingress is killed, and an hour passes.
+	ingress.Kill()
+	for _, column := range []string{"pulse SET seen_at = seen_at", "orders SET due = due"} {
+		_, err := s.pool.Exec(t.Context(), "UPDATE "+column+" - interval '1 hour'")
+		require.NoError(t, err)
+	}
+	_, url = s.serve()
+	var outages int
+	testkit.Eventually(t, within, "the outage is recorded", func() bool {
+		outages = s.count(`SELECT count(*) FROM outages WHERE ended_at - began_at > interval '59 minutes'`)
+		return outages > 0
+	})
+	assert.Equal(t, 1, outages)
+	after := ask(t, http.MethodGet, url+"/v1/orders/"+bought.OrderID, "ann", "")
+	assert.Equal(t, "confirmed", after.Status)
+	assert.WithinDuration(t, before.ExpiresAt, after.ExpiresAt, time.Minute, "the remaining time is unchanged")
+	assert.False(t, after.ExpiresAt.Before(before.ExpiresAt))
+	assert.Equal(t, "paid", ask(t, http.MethodPost, url+"/v1/orders/"+bought.OrderID+"/pay", "ann",
+		`{"reference":"r-1"}`).Status)
+}
+
+// Anonymous readers hold every connection that they can get; heartbeats, the guard, payments, reads of orders and
+// purchases continue.
+func TestAnonymousReadersDoNotBlockPayments(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	s.worker("worker").Start()
+	sale := s.payableSale("1000", "30m")
+	page := url + "/v1/sales/" + sale.String()
+	bought := ask(t, http.MethodPost, page+"/orders", "ann", "")
+	require.Equal(t, http.StatusAccepted, bought.HTTP)
+	order := url + "/v1/orders/" + bought.OrderID
+	testkit.Eventually(t, within, "the order is confirmed",
+		func() bool { return ask(t, http.MethodGet, order, "ann", "").Status == "confirmed" })
+
+	outages := func() int { return s.count("SELECT count(*) FROM outages") }
+	before := outages()
+	// From now on every read of a sale blocks.
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE sales IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+	var readers sync.WaitGroup
+	done := make(chan struct{})
+	for n := range 40 {
+		readers.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+					ask(t, http.MethodGet, []string{page, url + "/v1/sales", fmt.Sprintf("%s/v1/sales?limit=%d", url, n+1)}[n%3], "",
+						"")
+				}
+			}
+		})
+	}
+	blocked := func() int {
+		return s.count(`SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name = 'stampede serve'`)
+	}
+	most := 0
+	testkit.Eventually(t, within, "readers hold all connections that they can get", func() bool {
+		before := most
+		most = max(most, blocked())
+		return most > 0 && most == before
+	})
+	seen := func() (at time.Time) {
+		require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT seen_at FROM pulse").Scan(&at))
+		return at
+	}
+	for try := range 3 {
+		_, err := tx.Exec(t.Context(), "SELECT 1") // the worker ends a session that blocks others and is silent
+		require.NoError(t, err)
+		last := seen()
+		testkit.Eventually(t, within, "heartbeats arrive", func() bool { return seen().After(last) })
+		assert.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, page+"/orders", fmt.Sprint("buyer-", try), "").HTTP)
+	}
+	assert.Equal(t, before, outages())
+	require.NoError(t, tx.Rollback(t.Context()))
+	// A payment reads the price of its sale, so it waited as well. The readers go on.
+	testkit.Eventually(t, within, "the order is paid", func() bool {
+		return ask(t, http.MethodPost, order+"/pay", "ann", `{"reference":"pi_1"}`).HTTP == http.StatusOK
+	})
+	assert.Equal(t, "paid", ask(t, http.MethodGet, order, "ann", "").Status)
+	assert.Equal(t, http.StatusOK, ask(t, http.MethodGet, url+"/v1/orders", "ann", "").HTTP)
+	close(done)
+	readers.Wait()
 }

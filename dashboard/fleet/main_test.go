@@ -1,12 +1,15 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,8 +18,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
@@ -246,4 +253,228 @@ func (n *nameServer) set(name string, addrs ...string) {
 	for _, addr := range addrs {
 		n.addrs[name] = append(n.addrs[name], netip.MustParseAddr(addr))
 	}
+}
+
+// BenchmarkRound is a round of a fleet of ten processes, with real pages of stampede dev (ingress and worker in one
+// process), and with its looks into Redis and Postgres. What one takes is the share of a core that a fleet uses.
+func BenchmarkRound(b *testing.B) {
+	text, err := os.ReadFile("testdata/page.txt")
+	require.NoError(b, err)
+	var targets []string
+	for range 10 {
+		targets = append(targets, newPage(b, string(text)).target())
+	}
+	f, s := newFleet(b, targets...)
+	for range 20 {
+		s.Open(b, 1000)
+	}
+	for range 5 {
+		f.round(context.Background())
+	}
+	began := cpuTime(b)
+	for b.Loop() {
+		f.round(context.Background())
+	}
+	b.ReportMetric(float64((cpuTime(b)-began).Microseconds())/1000/float64(b.N), "cpu-ms/round")
+	require.True(b, f.Snapshot().Processes[9].Up)
+}
+
+// cpuTime is that of this process so far, with the pages that it serves to itself.
+func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
+	var used unix.Rusage
+	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &used))
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
+
+// BenchmarkRead is the parse of one page: of the metrics that are wanted, and for comparison of all of them.
+func BenchmarkRead(b *testing.B) {
+	text, err := os.ReadFile("testdata/page.txt")
+	require.NoError(b, err)
+	b.Run("wanted", func(b *testing.B) {
+		for b.Loop() {
+			_, err := read(text)
+			require.NoError(b, err)
+		}
+	})
+	b.Run("all", func(b *testing.B) {
+		for b.Loop() {
+			parser := expfmt.NewTextParser(model.UTF8Validation)
+			_, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+			require.NoError(b, err)
+		}
+	})
+}
+
+// Nobody has to wait for what a trouble explains.
+func TestConsequencesOfTroublesAreNotPending(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	f.processes[0].last.notReady, f.processes[0].last.guardAge = "Redis is away", 2*guardAgeMax
+	f.processes[0].last.releases = 1
+	f.troubles.update(f, s, r)
+	require.Len(t, s.Pending, 2)
+	s.Redis = Server{Error: "refused", Since: noon}
+	f.troubles.update(f, s, r)
+	require.Empty(t, s.Pending)
+}
+
+func TestWhatOneProcessMissesIsNotPendingTwice(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	f.processes[0].url = "one"
+	f.processes[0].last.postgresGone, f.processes[0].last.failing = true, []string{"record"}
+	pending := func(second float64) (names []string) {
+		s.At = at(second)
+		f.troubles.update(f, s, r)
+		for _, p := range s.Pending {
+			names = append(names, p.Name)
+		}
+		return names
+	}
+	require.Equal(t, []string{postgresGone.name, stepFails.name}, pending(0))
+	require.Empty(t, pending(delayedStep.Seconds()), "the cause is shown")
+	f.records.readOnly = true
+	require.Empty(t, pending(delayedStep.Seconds()+1))
+	require.Equal(t, []string{postgresGone.name}, troubleNames(s), "it is one, not that of each process")
+}
+
+// The paid units of a sale are known a look after the sale.
+func TestSettledSnapshotHasAllUnits(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	for range 6 {
+		s.OpenPayable(t, 10)
+	}
+	settled := f.play(t, "it is settled", func(x *Snapshot) bool {
+		return len(x.Sales) > 0 && x.IsSettled(x.At.Add(time.Hour))
+	})
+	for _, sale := range settled.Sales {
+		require.True(t, sale.UnitsKnown)
+	}
+}
+
+// One look tells of events that no relay delivers, which is the last that is asked.
+func TestSettledSnapshotHasLookedAtAll(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	s.Open(t, 10)
+	s.Exec(t, `INSERT INTO relay_targets (name, url, secrets, allow_private, position, fence)
+		VALUES ('shop', 'https://shop', '{}', false, 0, 1)`)
+	settled := f.play(t, "it is settled", func(x *Snapshot) bool { return x.Number > 0 && x.IsSettled(x.At) })
+	var pending []string
+	for _, p := range settled.Pending {
+		pending = append(pending, p.Name)
+	}
+	require.Contains(t, pending, noRelay.name)
+}
+
+const deployed = "../../deploy/prometheus"
+
+// rule is an alert of deploy/prometheus/alerts.yml.
+type rule struct {
+	Alert, Expr         string
+	Hold                string `yaml:"keep_firing_for"`
+	Labels, Annotations map[string]string
+}
+
+func alertRules(t *testing.T) []rule {
+	t.Helper()
+	var file struct{ Groups []struct{ Rules []rule } }
+	readYAML(t, "/alerts.yml", &file)
+	require.Len(t, file.Groups, 1)
+	return file.Groups[0].Rules
+}
+
+func readYAML(t *testing.T, name string, to any) {
+	t.Helper()
+	text, err := os.ReadFile(deployed + name)
+	require.NoError(t, err)
+	require.NoError(t, yaml.Unmarshal(text, to))
+}
+
+// The pages, the alerts, their inhibitions and the runbook name the same troubles, in the same words.
+func TestTroublesAreThoseOfAlertsAndRunbook(t *testing.T) {
+	t.Parallel()
+	var shown, alerts, sections, headings []string
+	for _, k := range kinds {
+		shown = append(shown, fmt.Sprintf("%s, %s: %s", k.name, k.severity, k.summary))
+		sections = append(sections, k.runbook())
+	}
+	for _, r := range alertRules(t) {
+		alerts = append(alerts, fmt.Sprintf("%s, %s: %s", r.Alert, r.Labels["severity"], r.Annotations["summary"]))
+		anchor := (&kind{name: r.Alert}).runbook()
+		require.Equal(t, `{{ or $externalLabels.runbook "docs/runbook.md" }}#`+anchor, r.Annotations["runbook_url"])
+		require.NotEmpty(t, r.Annotations["description"], r.Alert)
+		if strings.Contains(r.Expr, "increase(") {
+			require.Contains(t, r.Expr, fmt.Sprintf("[%.0fm]", holdEnds.Minutes()), "the page shows it as long")
+		}
+	}
+	require.ElementsMatch(t, shown, alerts)
+
+	runbook, err := os.ReadFile("../../docs/runbook.md")
+	require.NoError(t, err)
+	withAlerts, _, _ := strings.Cut(string(runbook), "\n## Without an alert\n")
+	for line := range strings.Lines(withAlerts) {
+		if heading, ok := strings.CutPrefix(line, "## "); ok {
+			headings = append(headings, strings.ReplaceAll(strings.ToLower(strings.TrimSpace(heading)), " ", "-"))
+		}
+	}
+	slices.Sort(sections)
+	require.ElementsMatch(t, slices.Compact(sections), headings)
+}
+
+func TestInhibitionsAreTheCauses(t *testing.T) {
+	t.Parallel()
+	// Only the outage of a whole server explains others, and not that ingresses are gone: the labels tell.
+	whole := map[*kind]string{postgresGone: ` instance=""`, redisGone: ` node="" stream=""`}
+	held := map[string]time.Duration{}
+	for _, r := range alertRules(t) {
+		held[r.Alert+" "+r.Labels["severity"]], _ = time.ParseDuration(r.Hold) // none is 0
+	}
+	wanted := map[string][]string{}
+	explains := func(cause *kind, of *kind, target string) {
+		require.Equal(t, Critical, cause.severity, "%s hides no worse trouble", cause.name)
+		source := fmt.Sprintf("alertname=%q severity=%q%s", cause.name, cause.severity, whole[cause])
+		wanted[source] = append(wanted[source], target)
+		// A consequence is not sent when its cause ends: it lasts, and what counts over a minute lasts for that.
+		longer := held[cause.name+" critical"] - held[fmt.Sprintf("%s %s", of.name, of.severity)]
+		require.GreaterOrEqual(t, longer, 90*time.Second, "%s because of %s", of.name, cause.name)
+	}
+	for _, k := range kinds {
+		for _, cause := range k.causes {
+			explains(cause, k, k.name)
+		}
+	}
+	for reason, causes := range rebuiltAfter {
+		for _, cause := range causes {
+			explains(cause, stockRebuilt, stockRebuilt.name+` reason="`+reason+`"`)
+		}
+	}
+	for _, part := range []string{"ingress", "worker", "relay"} {
+		for _, cause := range (&Process{Kind: part}).missedAs() {
+			explains(cause, targetGone, targetGone.name+` process="`+part+`"`)
+		}
+	}
+	var file struct {
+		Rules []struct {
+			Source []string `yaml:"source_matchers"`
+			Target []string `yaml:"target_matchers"`
+		} `yaml:"inhibit_rules"`
+	}
+	readYAML(t, "/alertmanager.yml", &file)
+	found := map[string][]string{}
+	for _, r := range file.Rules {
+		names, ok := strings.CutPrefix(r.Target[0], `alertname=~"`)
+		require.True(t, ok)
+		targets := strings.Split(strings.TrimSuffix(names, `"`), "|")
+		if slices.Contains(targets, noIngress.name) {
+			require.Equal(t, []string{`process=""`}, r.Target[1:])
+		} else if len(r.Target) > 1 {
+			targets = []string{strings.Join(append(targets, r.Target[1:]...), " ")}
+		}
+		source := strings.Join(r.Source, " ")
+		found[source] = append(found[source], targets...)
+	}
+	require.Equal(t, wanted, found)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,8 +13,11 @@ import (
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 	"stampede/upkeep/rebuild"
 )
 
@@ -314,4 +318,92 @@ func TestFunnelsAreCountedWithinTheirShare(t *testing.T) {
 	require.Nil(t, f.funnels.due(listed, at(4)), fmt.Sprintf("it counts one %dth of the time", funnelShare))
 	f.funnels.turn = true
 	require.NotNil(t, f.funnels.due(listed, at(5)))
+}
+
+// The page has the state of draws, and whose units are only offered; events that no relay delivers are trouble.
+func TestDrawsAndRelayAreSeenInTheServers(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	create := func(terms reservation.Terms) reservation.Sale {
+		terms.Stock, terms.PerOrderLimit = 5, 1
+		sale, err := s.Catalog.Create(t.Context(), terms)
+		require.NoError(t, err)
+		return sale.Sale
+	}
+	goods := create(reservation.Terms{Name: "goods", PaymentWindow: time.Hour})
+	entries := create(reservation.Terms{Name: "entries", ClosesAt: time.Now().Add(time.Hour)})
+	list := create(reservation.Terms{Name: "list", PaymentWindow: time.Hour, Waitlist: true})
+	plain := create(reservation.Terms{Name: "plain"})
+	_, err := s.Catalog.CreateDraw(t.Context(), goods.ID, catalog.DrawTerms{Entries: entries.ID, Freeze: time.Minute})
+	require.NoError(t, err)
+
+	all := f.play(t, "the draw", func(x *Snapshot) bool { return x.Sales != nil && saleIn(x, goods.ID).DrawState != "" })
+	require.Equal(t, draws.Entering, saleIn(all, goods.ID).DrawState)
+	require.True(t, saleIn(all, goods.ID).OffersOnly)
+	for _, sale := range []reservation.Sale{entries, list, plain} {
+		require.Empty(t, saleIn(all, sale.ID).DrawState, sale.Name)
+		require.False(t, saleIn(all, sale.ID).OffersOnly, sale.Name)
+	}
+	require.NotContains(t, troubleNames(all), noRelay.name, "there is no target")
+
+	s.Exec(t, "UPDATE draws SET voided_at = now(), void_reason = 'late' WHERE sale_id = $1", goods.ID)
+	s.Exec(t, "UPDATE sales SET sold = 2 WHERE id = $1", list.EntriesID)
+	s.Exec(t, `INSERT INTO relay_targets (name, url, secrets, allow_private, position, fence)
+		VALUES ('shop', 'https://shop', '{}', false, 0, 1)`)
+	all = f.play(t, "a void draw, and no relay", func(x *Snapshot) bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.unserved > 0 && saleIn(x, goods.ID).DrawState == draws.Void && saleIn(x, list.ID).OffersOnly
+	})
+	require.Contains(t, troubleNames(all), drawVoid.name)
+	_, err = s.Catalog.End(t.Context(), goods.ID)
+	require.NoError(t, err)
+	f.play(t, "it is over", func(x *Snapshot) bool {
+		return saleIn(x, goods.ID).DrawState == "" && !saleIn(x, goods.ID).OffersOnly &&
+			!slices.Contains(troubleNames(x), drawVoid.name)
+	})
+}
+
+// The orders that wait for money are counted by deadline, with the last turn of a pace, and payments over a minute.
+func TestUnpaidOrdersAreShown(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	paced, err := s.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "paced", Stock: 50, PerOrderLimit: 1, PaymentWindow: 4 * time.Minute, PaymentsPerSecond: 1,
+	})
+	require.NoError(t, err)
+	short, err := s.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "short", Stock: 9, PerOrderLimit: 1, PaymentWindow: 50 * time.Second,
+	})
+	require.NoError(t, err)
+	orders := testwork.Confirm(t, s.Pool, short.ID, 4)
+	testwork.Confirm(t, s.Pool, paced.ID, 30)
+	var lastTurn time.Time // which does not come during the test
+	require.NoError(t, s.Pool.QueryRow(t.Context(), `UPDATE orders SET pay_from = now() + interval '1 hour'
+		WHERE sale_id = $1 AND pay_from = (SELECT max(pay_from) FROM orders WHERE sale_id = $1) RETURNING pay_from`,
+		paced.ID).Scan(&lastTurn))
+	payments := ledger.New(s.Pool)
+	for _, reference := range []string{"pi_1", "pi_2"} { // one more than the order takes
+		_, err := payments.Report(t.Context(), order.Money{Reference: reference, OrderID: orders[0]})
+		require.NoError(t, err)
+	}
+	all := f.play(t, "unpaid orders", func(x *Snapshot) bool { return x.Unpaid != nil && x.Unpaid.InMinute > 0 })
+	require.Equal(t, Unpaid{InMinute: 3, InFive: 3, Settled: 1. / 60, Due: 1. / 60}, *saleIn(all, short.ID).Unpaid)
+	last := saleIn(all, paced.ID).Unpaid
+	require.EqualValues(t, 0, last.InMinute)
+	require.EqualValues(t, 30, last.InFive)
+	require.WithinDuration(t, lastTurn, last.LastTurn, 0)
+	require.EqualValues(t, 33, all.Unpaid.InFive)
+	require.Equal(t, last.LastTurn, all.Unpaid.LastTurn)
+}
+
+func TestEntriesAreNoStock(t *testing.T) {
+	t.Parallel()
+	goods := uuid.Must(uuid.NewV7())
+	c := catalog.CountedSale{Available: 997, Held: 1, Sold: 2, State: reservation.StateOpen}
+	c.EntryFor, c.Stock = goods, 1000
+	sale := NewSale(&c)
+	sale.SetUnits(&c)
+	require.Equal(t, []int64{3, 0}, []int64{sale.Stock, sale.Available})
+	require.Equal(t, "open", sale.Status())
 }

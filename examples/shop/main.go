@@ -2,8 +2,7 @@
 // the buyers' tokens, and a fake payment provider whose webhooks the shop reports to Stampede.
 //
 //	main.go       flags, start and stop
-//	dev.go        with -dev: runs "stampede dev" and creates a sale of shirts in three sizes
-//	draw.go       with -draw: has its shirts drawn instead
+//	dev.go        with -dev: runs "stampede dev" and creates a sale of shirts in three sizes; with -draw, has them drawn
 //	server.go     serves the page, and signs tokens
 //	payments.go   the shop's side of payments: verifies webhooks, and reports the money
 //	provider.go   the fake payment provider

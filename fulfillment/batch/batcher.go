@@ -1,10 +1,10 @@
 // Package batch turns the messages of one partition into transactions.
 //
-// Batcher.Handle (delivery.go) queues the orders of a message (queue.go) and waits for their
-// results. The batcher locks their users, has the ledger record the orders (record.go), releases
+// Batcher.Handle (delivery.go) queues the orders of a message and waits for their
+// results. The batcher locks their users, has the ledger record the orders, releases
 // the units of rejected orders, and resolves each message (batcher.go). Two batches may be in
 // flight at a time (inflight.go). Orders of a sale that is blocked in Postgres are retried apart
-// from the others (blocked.go).
+// from the others.
 package batch
 
 import (
@@ -29,6 +29,7 @@ import (
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/stream"
 	"stampede/upkeep/rebuild"
 )
 
@@ -291,4 +292,174 @@ func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 		}
 	}
 	return true
+}
+
+// record returns the outcome of every event. A batch is retried while Postgres is away, and halved
+// when one of its events is at fault, so that the good part commits. An event that was not recorded
+// has Outcome.Err; ledger.ErrBlocked means that it is to be retried apart from other sales.
+//
+// A batch that waits too long for a lock is split by sale; one that takes too long is halved. If
+// oneSale is set, all events are of one blocked sale, and a wait for a lock halves the batch as well.
+func (b *Batcher) record(ctx context.Context, events []order.OrderReserved, oneSale bool) []ledger.Outcome {
+	limit := int(b.recordMax.Load())
+	r := ledger.BatchRecording{
+		Ledger: b.Ledger, Try: b.try, SplitBlocked: true, OneSale: oneSale, Limit: limit,
+	}
+	outcomes := r.Record(ctx, events)
+	switch {
+	case r.Slow:
+		b.recordMax.Store(int64(r.Limit))
+		b.Logger.WarnContext(ctx, "recording orders took too long; fewer are recorded at a time", "orders", r.Limit,
+			"before", limit)
+	case limit < b.BatchMax:
+		b.recordMax.Store(int64(min(2*limit, b.BatchMax)))
+	}
+	return outcomes
+}
+
+// epochTries bounds the immediate retries of a transaction whose epoch has ended. More than one
+// rebuild during a batch is rare.
+const epochTries = 3
+
+// try retries a transaction after errors that no event causes. It returns ErrStopping when the worker
+// stops; any other error is caused by one of the events, or says that they were blocked.
+func (b *Batcher) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outcome, error) {
+	for tries := 1; ; tries++ {
+		if b.recording.Lasts() && b.isDraining() {
+			return nil, stream.ErrStopping
+		}
+		outcomes, err := ledger.Attempt(ctx, b.Logger, t)
+		if err == nil || ledger.FaultOf(err) != ledger.Transient {
+			b.recording.Over()
+			return outcomes, err
+		}
+		if ledger.IsLocked(err) || ledger.IsTooSlow(err) {
+			if b.isDraining() {
+				return nil, stream.ErrStopping
+			}
+			return nil, err
+		}
+		if errors.Is(err, ledger.ErrEpochOver) && tries <= epochTries {
+			continue // the next attempt reads the new epoch
+		}
+		if !retry.Pause(b.recording.Failed(err), b.draining) {
+			return nil, stream.ErrStopping
+		}
+	}
+}
+
+func (b *Batcher) isDraining() bool {
+	select {
+	case <-b.draining:
+		return true
+	default:
+		return false
+	}
+}
+
+// tracedBatch holds the spans of a batch with traced orders: one for each of these, in the trace of its purchase, and
+// one of the batch. The span of the batch is in the trace of the first order. It has links to the other orders, and
+// they have links to it.
+type tracedBatch struct {
+	batch  tracing.Span
+	orders []*submission
+}
+
+// trace starts the spans of a batch. It returns nil if no order is traced, as nearly always. The context has the
+// span of the batch.
+func (b *Batcher) trace(ctx context.Context, batch []*submission) (context.Context, *tracedBatch) {
+	if b.Tracer == nil {
+		return ctx, nil
+	}
+	var t *tracedBatch
+	for _, s := range batch {
+		span := b.Tracer.Continue(tracing.Consumer, "record order", s.event.TraceParent)
+		if !span.On() {
+			continue
+		}
+		span.Text("stampede.order_id", s.event.OrderID.String())
+		span.Text("stampede.sale_id", s.event.SaleID.String())
+		span.Text("messaging.system", "redis")
+		span.Text("messaging.operation.name", "record")
+		span.Text("messaging.operation.type", "process")
+		span.Text("messaging.destination.name", b.Keys.Orders(b.Partition))
+		span.Text("messaging.consumer.group.name", reservation.Group)
+		if s.delivery != nil {
+			span.Text("messaging.message.id", s.delivery.entry)
+			b.noteWaits(s)
+		}
+		s.span = span
+		if t == nil {
+			t = &tracedBatch{}
+		}
+		t.orders = append(t.orders, s)
+	}
+	if t == nil {
+		return ctx, nil
+	}
+	others := make([]string, len(t.orders)-1)
+	for i, s := range t.orders[1:] {
+		others[i] = s.span.Parent()
+	}
+	t.batch = t.orders[0].span.Start(tracing.Internal, "batch", others...)
+	t.batch.Number("messaging.batch.message_count", int64(len(batch)))
+	t.batch.Number("stampede.partition", int64(b.Partition))
+	for _, s := range t.orders[1:] {
+		s.span.Link(t.batch.Parent())
+	}
+	return t.batch.In(ctx), t
+}
+
+// noteWaits makes the spans of an order's way to this batch: in the stream, and in this worker.
+func (b *Batcher) noteWaits(s *submission) {
+	if s.waits.IsZero() {
+		s.waits = s.delivery.arrived
+		b.Tracer.Past("wait in stream", s.event.TraceParent, s.event.ReservedAt, s.waits)
+	}
+	b.Tracer.Past("wait for batch", s.event.TraceParent, s.waits, time.Now())
+}
+
+func (t *tracedBatch) end() {
+	if t == nil {
+		return
+	}
+	t.batch.End()
+	for _, s := range t.orders {
+		s.span.End()
+		s.span, s.waits = tracing.Span{}, time.Now() // the order may be in a later batch
+	}
+}
+
+// noteOutcome notes what became of an order. What is left then is the ack of its message.
+func (b *Batcher) noteOutcome(s *submission, out ledger.Outcome) {
+	if !s.span.On() {
+		return
+	}
+	s.span.Fail(out.Err)
+	if out.Err != nil || s.delivery == nil {
+		return
+	}
+	s.span.Text("stampede.status", string(out.Status))
+	if !out.Fresh {
+		s.span.Text("stampede.repeat", "true")
+	}
+	ack := b.Tracer.Continue(tracing.Client, "ack", s.event.TraceParent)
+	ack.Text("messaging.system", "redis")
+	ack.Text("messaging.operation.name", "ack")
+	ack.Text("messaging.operation.type", "settle")
+	s.delivery.mu.Lock()
+	defer s.delivery.mu.Unlock()
+	s.delivery.acks = append(s.delivery.acks, ack)
+}
+
+// endAcks is called when Redis has the ack, or when it was given up.
+func (d *delivery) endAcks(sent bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, ack := range d.acks {
+		if !sent {
+			ack.Fail(stream.ErrStopping)
+		}
+		ack.End()
+	}
 }

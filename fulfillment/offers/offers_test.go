@@ -25,6 +25,8 @@ import (
 	"stampede/reservation/order"
 )
 
+func TestMain(m *testing.M) { testwork.Main(m) }
+
 // drawn is a draw of a shop.
 type drawn struct {
 	*testshop.Shop

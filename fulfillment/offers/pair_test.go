@@ -1,19 +1,26 @@
 package offers_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"testing"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/draw"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+	"stampede/upkeep/archive"
+	"stampede/upkeep/rebuild"
 )
 
 // operate does each operation to a sale.
@@ -239,4 +246,211 @@ func (d *drawn) requireBothEnded(t *testing.T) {
 		require.Equal(t, reservation.StateEnded, shown.Sale.State)
 	}
 	require.Equal(t, reservation.Ended, d.Ask(t, d.entries, "late").Verdict, "nobody enters for goods that have ended")
+}
+
+// archived ends a sale and its entries, and returns the files of both: that of the goods first.
+func archived(t *testing.T, s *testshop.Shop, goods, entries uuid.UUID) (files []string) {
+	t.Helper()
+	_, err := s.Catalog.End(t.Context(), goods)
+	require.NoError(t, err)
+	testwork.FulfilAll(t, s)
+	testwork.ReleaseUnits(t, s)
+	a, err := archive.New(t.Context(), archive.Config{
+		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Dir: t.TempDir(), Logger: s.Logger,
+	})
+	require.NoError(t, err)
+	defer a.Close()
+	for _, sale := range []uuid.UUID{goods, entries} {
+		shown, err := s.Catalog.Show(t.Context(), sale)
+		require.NoError(t, err)
+		require.NoError(t, s.Catalog.Retire(t.Context(), sale, shown.Epoch, shown.Revision))
+		done, err := a.Sale(t.Context(), sale)
+		require.NoError(t, err)
+		files = append(files, done.Path)
+	}
+	return files
+}
+
+// inOtherDatabase takes files into another database, where no promise is broken.
+func inOtherDatabase(t *testing.T, files []string, check func(t *testing.T, other *testshop.Shop)) {
+	t.Helper()
+	t.Run("in another database", func(t *testing.T) {
+		other := testshop.OnOwnRedis(t, 1)
+		for _, file := range files {
+			_, err := archive.Restore(t.Context(), other.Pool, file)
+			require.NoError(t, err)
+		}
+		check(t, other)
+		testwork.RequireUnbroken(t, other, uuid.Nil)
+	})
+}
+
+// A draw that is archived is the same draw in another database: list, seed, ranks and turns.
+func TestArchivedDrawComesBack(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	d := newDraw(t, s, 12, 3, 2)
+	offer(t, d.rank(t))
+	testwork.FulfilAll(t, s)
+	for _, o := range testshop.Rows(t, s.Pool, "SELECT id::text FROM orders WHERE sale_id = $1", d.goods) {
+		testwork.EndWindow(t, s.Pool, uuid.MustParse(o))
+	}
+	require.Equal(t, 5, testwork.Expire(t, s))
+	bundle := func(s *testshop.Shop) string {
+		var all bytes.Buffer
+		d := &drawn{Shop: s, Store: draws.New(s.Pool), goods: d.goods, entries: d.entries, receipts: d.receipts}
+		require.NoError(t, d.Leaves(t.Context(), d.goods, &all))
+		text, err := json.Marshal(d.verify(t))
+		require.NoError(t, err)
+		return all.String() + string(text)
+	}
+	turns := "SELECT row_to_json(o)::text FROM draw_offers AS o ORDER BY item, rank"
+	had := testshop.Rows(t, s.Pool, turns)
+	require.Len(t, had, 5)
+	files := archived(t, s, d.goods, d.entries)
+	before := bundle(s) // it stays in Postgres, too
+	inOtherDatabase(t, files, func(t *testing.T, other *testshop.Shop) {
+		require.Equal(t, before, bundle(other))
+		require.Equal(t, had, testshop.Rows(t, other.Pool, turns))
+	})
+	back, err := archive.Restore(t.Context(), s.Pool, files[0])
+	require.NoError(t, err)
+	require.EqualValues(t, 1+1+1+5, back.DrawRows, "the draw, its list, its ranks and its turns")
+	require.Equal(t, had, testshop.Rows(t, s.Pool, turns), "they were there")
+}
+
+// So is a waiting list.
+func TestArchivedWaitingListComesBack(t *testing.T) {
+	forms(t, func(t *testing.T, s *testshop.Shop, newList func(holders ...string) *list) {
+		l := newList("h1", "h2")
+		l.join(t, "ann", "bob")
+		l.expire(t, "h1")
+		l.awaitTurns(t, offerer(t, s), "ann offered")
+		testwork.FulfilAll(t, s)
+		l.expire(t, "ann", "h2")
+		was, err := l.Waiter(t.Context(), l.sale.ID, "ann")
+		require.NoError(t, err)
+		require.Equal(t, draw.Offered, was.Outcome)
+		files := archived(t, s, l.sale.ID, l.sale.EntriesID)
+		inOtherDatabase(t, files, func(t *testing.T, other *testshop.Shop) {
+			w, err := draws.New(other.Pool).Waiter(t.Context(), l.sale.ID, "ann")
+			require.NoError(t, err)
+			require.Equal(t, was, w)
+		})
+	})
+}
+
+// newSizes is newListOf for a sale of one m and one l, both of which are sold, with the lists of both.
+func newSizes(t *testing.T, s *testshop.Shop) (m, l *list) {
+	t.Helper()
+	m = newListOf(t, s, reservation.Terms{Items: []reservation.Item{
+		{Code: "m", Name: "M"}, {Code: "l", Name: "L", Stock: 1},
+	}}, "hm")
+	other := *m
+	l = &other
+	l.item, l.letter = "l", "b"
+	require.Equal(t, reservation.Reserved, l.ask(t, "hl"))
+	l.units(t)
+	return m, l
+}
+
+// Each item has a list of its own: who waits for another one, or nobody, changes nothing there.
+func TestItemsHaveListsOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	m, l := newSizes(t, s)
+	unitsOf := func(place int) reservation.WhoseUnits { return m.look(t).Units[place] }
+	m.join(t, "ann", "bob")
+	l.join(t, "cid")
+	a, err := s.Join(t.Context(), m.sale, "l", "ann", "")
+	require.NoError(t, err)
+	require.Equal(t, []any{reservation.Replayed, order.Lines("a1")}, []any{a.Verdict, a.Reservation.Lines},
+		"ann waits for m")
+	for item, want := range map[string]string{"": "must say for which one", "xl": ""} {
+		a, err := s.Join(t.Context(), m.sale, item, "dan", "")
+		if want != "" {
+			require.ErrorContains(t, err, want)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, []any{reservation.UnknownItem, []string{"xl"}}, []any{a.Verdict, a.Of.Codes})
+	}
+
+	// The unit of l is offered to cid, who came last; when a second one returns, nobody waits for it.
+	l.expire(t, "hl")
+	require.Equal(t, reservation.WhoseUnits{IsOffered: true, Offered: 1}, unitsOf(1))
+	require.Equal(t, reservation.WhoseUnits{}, unitsOf(0))
+	o := offerer(t, s)
+	l.awaitTurns(t, o, "cid offered")
+	require.Empty(t, m.turns(t))
+	testkit.Eventually(t, testshop.Soon, "nobody waits for l", func() bool {
+		_, err := o.OfferWaiting(t.Context())
+		return err == nil && unitsOf(1) == reservation.WhoseUnits{}
+	})
+	l.expire(t, "cid")
+	l.requireNoTurn(t, o)
+	require.Equal(t, reservation.WhoseUnits{ForSale: 1}, unitsOf(1), "it is for everybody")
+	_, err = s.Join(t.Context(), m.sale, "l", "dan", "")
+	require.ErrorIs(t, err, reservation.ErrNotSoldOut)
+	testkit.Eventually(t, testshop.Soon, "dan buys l", func() bool { return l.ask(t, "dan") == reservation.Reserved })
+
+	// Meanwhile those who wait for m keep their order; who holds another item is skipped there.
+	m.join(t, "eve")
+	m.expire(t, "hm")
+	m.awaitTurns(t, o, "ann offered")
+	testwork.FulfilAll(t, s)
+	testwork.RequireUnbroken(t, s, uuid.Nil)
+	places, err := m.WaitingPlaces(t.Context(), m.sale.ID, "a")
+	require.NoError(t, err)
+	require.Equal(t, []int64{2, 4}, places)
+}
+
+// When the last place of a list is left, buyers hear again that nothing is left, and not that others come first.
+func TestLastPlaceIsLeft(t *testing.T) {
+	forms(t, func(t *testing.T, s *testshop.Shop, newList func(holders ...string) *list) {
+		l := newList("h1")
+		o := offerer(t, s)
+		l.join(t, "ann", "bob")
+		l.expire(t, "h1")
+		l.awaitTurns(t, o, "ann offered")
+		l.requireNoTurn(t, o)
+		require.True(t, l.units(t).IsOffered, "bob waits")
+		_, err := ledger.New(s.Pool).Withdraw(t.Context(), l.orderOf(t, l.sale.EntriesID, "bob"), "has left", "")
+		require.NoError(t, err)
+		require.Equal(t, 1, testwork.ReleaseUnits(t, s))
+		testkit.Eventually(t, testshop.Soon, "nobody waits", func() bool {
+			_, err := o.OfferWaiting(t.Context())
+			return err == nil && !l.units(t).IsOffered
+		})
+		require.Equal(t, reservation.SoldOut, l.ask(t, "eve"))
+		require.Equal(t, []string{"ann offered", "bob entry-cancelled"}, l.turns(t))
+		testwork.FulfilAll(t, s)
+		testwork.RequireUnbroken(t, s, uuid.Nil)
+	})
+}
+
+// The shards of a sale are raised while people wait: the places stay, and units go to them in any shard.
+func TestShardsOfSaleWithWaitingListAreRaised(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 4)
+	l := newListOf(t, s, reservation.Terms{Shards: 1}, "h1", "h2", "h3", "h4")
+	l.join(t, "ann", "bob", "cid", "dan")
+	l.expire(t, "h1")
+	o := offerer(t, s)
+	l.awaitTurns(t, o, "ann offered")
+	testwork.FulfilAll(t, s)
+	l.expire(t, "h2")
+	_, err := testwork.Rebuilder(t, s).RaiseShards(t.Context(), l.sale.ID, 4, rebuild.ReasonByHand)
+	require.NoError(t, err)
+	shown, err := s.Catalog.Show(t.Context(), l.sale.ID)
+	require.NoError(t, err)
+	l.sale = shown.Sale
+	require.Equal(t, reservation.WhoseUnits{IsOffered: true, Offered: 1}, l.units(t))
+	l.awaitTurns(t, o, "ann offered", "bob offered")
+	l.expire(t, "h3", "h4")
+	l.awaitTurns(t, o, "ann offered", "bob offered", "cid offered", "dan offered")
+	testwork.FulfilAll(t, s)
+	testwork.RequireUnbroken(t, s, uuid.Nil)
+	_, err = testwork.Rebuilder(t, s).RaiseShards(t.Context(), l.sale.EntriesID, 2, rebuild.ReasonByHand)
+	require.ErrorContains(t, err, "places have one order")
 }

@@ -3,8 +3,8 @@
 //
 //	accept.go         Listener: at the limit, the connections that have been idle for longest are closed to make room
 //	                  (while none is idle, new ones wait in the kernel); Drain ends it without a lost request
-//	arrival.go        when a request came (socket_linux.go: the kernel knows)
-//	server.go         the limits of a connection; serving with and without the plain reader
+//	server.go         the limits of a connection; serving with and without the plain reader; when a request came
+//	                  (socket_linux.go: the kernel knows)
 //	plain.go          the plain reader: most purchases are answered in front of net/http
 //	plain_request.go  what it reads: a strict subset of HTTP
 //

@@ -15,7 +15,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/testkit"
 )
+
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func hashOf(token string) string {
 	hash := sha256.Sum256([]byte(token))

@@ -13,6 +13,8 @@ import (
 	"stampede/internal/test/testkit"
 )
 
+func TestMain(m *testing.M) { testkit.Main(m) }
+
 func TestBeginFailsOnHeldLock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)

@@ -8,10 +8,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"stampede/internal/retry"
 )
 
 // Limits of a server for a scraper and a few probes.
@@ -98,4 +101,62 @@ func writeText(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
 	_, _ = io.WriteString(w, text+"\n")
+}
+
+// readyInterval is the pause between two looks at whether a process is ready. A scrape asks no server.
+const readyInterval = time.Second
+
+// WatchReady registers the metrics of whether a process, such as ingress, is ready, and of what it depends on.
+//
+// run looks until its context is done; before its first look the series are absent. look returns why the process is not
+// ready, "" if it is; a dependency that it leaves out keeps its value.
+func WatchReady(
+	reg prometheus.Registerer, process string,
+	look func(context.Context) (notReady string, dependencies map[string]bool),
+) (run func(context.Context), err error) {
+	ready, err := RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "stampede_ready", Help: "1 if this process is ready, as /readyz says; else 0, and why not.",
+	}, []string{"process", "reason"}))
+	if err != nil {
+		return nil, err
+	}
+	up, err := RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "stampede_dependency_up",
+		Help: "1 if this process can use the dependency, and a server takes its writes, else 0. " +
+			"An ingress is ready without postgres.",
+	}, []string{"dependency"}))
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) {
+		shown := ""
+		for {
+			limited, cancel := context.WithTimeout(ctx, readyTimeout)
+			notReady, dependencies := look(limited)
+			cancel()
+			if ctx.Err() == nil {
+				ready.WithLabelValues(process, notReady).Set(OneIf(notReady == ""))
+				if notReady != shown { // only now, so that no scrape finds nothing
+					ready.DeleteLabelValues(process, shown)
+					shown = notReady
+				}
+				for name, isUp := range dependencies {
+					up.WithLabelValues(name).Set(OneIf(isUp))
+				}
+			}
+			if !retry.Pause(readyInterval, ctx.Done()) {
+				return
+			}
+		}
+	}, nil
+}
+
+// Profiles adds the profiles of the Go runtime below /debug/pprof/, for go tool pprof. The command line is left out: it
+// may hold secrets.
+func Profiles(mux *http.ServeMux) {
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 }

@@ -7,12 +7,19 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"stampede/internal/clocks"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // running is a server under test; result gets the error of serve.
 type running struct {
@@ -121,4 +128,79 @@ func TestServeFailsOnTakenPort(t *testing.T) {
 	defer taken.Close()
 	err = Serve(t.Context(), taken.Addr().String(), NewRegistry(), alwaysReady)
 	assert.ErrorContains(t, err, "address already in use")
+}
+
+func TestClockIsComparedWithPostgres(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		postgres clocks.Reading
+		err      error
+		series   int
+	}{
+		"behind":       {clocks.Reading{Offset: 3 * time.Second, Margin: time.Second}, nil, 1},
+		"not answered": {clocks.Reading{}, errors.ErrUnsupported, 0},
+	} {
+		registry := prometheus.NewRegistry()
+		ctx, stop := context.WithCancel(t.Context())
+		run, err := WatchClock(registry, func(context.Context) (clocks.Reading, error) {
+			stop() // this look is the last
+			return c.postgres, c.err
+		})
+		require.NoError(t, err)
+		run(ctx)
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		require.Len(t, families, c.series, name)
+		if c.series > 0 {
+			require.InDelta(t, -2, families[0].GetMetric()[0].GetGauge().GetValue(), 0.01, "less the half round trip")
+		}
+	}
+}
+
+func TestGuardAgeIsThatOfOldestPartition(t *testing.T) {
+	t.Parallel()
+	a, err := NewGuardAge(prometheus.NewRegistry(), "worker")
+	require.NoError(t, err)
+	past := time.Now().Add(-time.Hour)
+	a.idle = past
+	require.InDelta(t, 3600, a.seconds(), 60, "it has not begun")
+	a.Guards([]int{0, 1})
+	a.Verified(0)
+	require.InDelta(t, 0, a.seconds(), 60)
+	a.verified[1] = past
+	a.Guards([]int{0, 1})
+	require.InDelta(t, 3600, a.seconds(), 60, "partition 1 was not verified since")
+	a.Verified(1)
+	require.InDelta(t, 0, a.seconds(), 60)
+	a.verified[1] = past
+	a.Guards([]int{0})
+	a.Verified(1)
+	require.InDelta(t, 0, a.seconds(), 60, "partition 1 is not guarded any more")
+	a.Guards(nil)
+	require.InDelta(t, 0, a.seconds(), 60)
+
+	var none *GuardAge
+	none.Guards([]int{0})
+	none.Verified(0)
+}
+
+func TestVersionFromBuildInfo(t *testing.T) {
+	commit := debug.BuildSetting{Key: "vcs.revision", Value: "0123456789abcdef0123456789abcdef01234567"}
+	clean, dirty := debug.BuildSetting{Key: "vcs.modified", Value: "false"},
+		debug.BuildSetting{Key: "vcs.modified", Value: "true"}
+	for want, info := range map[string]*debug.BuildInfo{
+		"v1.2.3":                   {Main: debug.Module{Version: "v1.2.3"}, Settings: []debug.BuildSetting{commit}},
+		"devel":                    {Main: debug.Module{Version: "(devel)"}},
+		"devel-0123456789ab":       {Settings: []debug.BuildSetting{commit, clean}},
+		"devel-0123456789ab+dirty": {Main: debug.Module{Version: "(devel)"}, Settings: []debug.BuildSetting{commit, dirty}},
+	} {
+		assert.Equal(t, want, versionFrom(info))
+	}
+	assert.NotEmpty(t, BuildVersion())
+}
+
+func TestBuildVersionOfRelease(t *testing.T) {
+	version = "v9.9.9"
+	defer func() { version = "" }()
+	assert.Equal(t, "v9.9.9", BuildVersion())
 }

@@ -24,6 +24,8 @@ import (
 	"stampede/stream"
 )
 
+func TestMain(m *testing.M) { testwork.Main(m) }
+
 func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 	t.Parallel()
 	fields := []stream.Field{

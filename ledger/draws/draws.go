@@ -2,7 +2,7 @@
 // rank. The tables are in sql/migrations/00002_draws.sql; what follows from them alone is package draw.
 //
 // A draw goes through its states in one direction: the list is frozen when the entries are over (freeze.go), anyone
-// gives the seed (seed.go), all entries are ranked (rank.go), and units are offered by rank (offer.go). Each step is
+// gives the seed (seed.go), all entries are ranked, and units are offered by rank (offer.go). Each step is
 // one transaction, or goes on after a crash where it was. What people ask of a draw is in read.go.
 package draws
 
@@ -20,6 +20,7 @@ import (
 	"stampede/draw"
 	"stampede/internal/clocks"
 	"stampede/internal/pg"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -143,7 +144,7 @@ type Draw struct {
 	// due is the turn of offers_due with which it was found there (due.go).
 	due int64
 
-	// epoch is that of the sale that is drawn. Offers that were lost before offersEpoch have been made again (lost.go).
+	// epoch is that of the sale that is drawn. Offers that were lost before offersEpoch have been made again (lost).
 	epoch, offersEpoch int64
 }
 
@@ -369,4 +370,43 @@ func (d *Draw) late(now time.Time) string {
 		return draw.VoidSilent
 	}
 	return ""
+}
+
+// View is the draw as everybody sees it.
+func (d *Draw) View() draw.View {
+	v := draw.View{
+		Version: d.Version,
+		SaleID:  d.SaleID, EntriesSaleID: d.EntriesID, State: string(d.State), CreatedAt: order.TimeText(d.CreatedAt),
+		ClosesAt: order.TimeText(d.ClosesAt), FreezeSeconds: int64(d.Freeze / time.Second), Rounds: d.Rounds, Round: d.Round(),
+		Parties: d.Parties, RevealBy: order.TimeText(d.RevealBy), Root: d.Root, FrozenAt: order.TimeText(d.FrozenAt), Goods: d.Goods,
+		Signature: d.Signature, Seed: d.Seed, SeededAt: order.TimeText(d.SeededAt), RankedAt: order.TimeText(d.RankedAt),
+		Offered: d.Offered, Skipped: d.Skipped, Opening: d.Opening && d.State != Void,
+		VoidReason: d.VoidReason, VoidedAt: order.TimeText(d.VoidedAt),
+	}
+	if v.Round != 0 {
+		v.RoundAt = order.TimeText(draw.RoundTime(v.Round))
+	}
+	if len(d.Root) > 0 {
+		v.Entries = &d.Entries
+	}
+	if last := d.Offered + d.Skipped - 1; last >= 0 && len(d.Items) == 0 {
+		v.LastRank = &last
+	}
+	return v
+}
+
+// lost returns turns of the item of t whose offers were recorded, and whose orders were lost with Redis before Postgres
+// had them: at most so many, by rank. A rebuild of the stock in Redis records all that it finds, so an order of an
+// earlier epoch that is not in Postgres is void for ever. An order that is cancelled or has expired is not lost.
+func (d *Draw) lost(ctx context.Context, tx pgx.Tx, t Turn, most int64) (turns []Turn, err error) {
+	if d.offersEpoch == d.epoch || most <= 0 {
+		return nil, nil
+	}
+	rows, _ := tx.Query(ctx, sql.DrawsLost, d.SaleID, d.EntriesID, t.Item, d.epoch, most) // rows carry the error
+	_, err = pgx.ForEachRow(rows, []any{&t.Rank, &t.Place, &t.EntryID, &t.UserID, &t.Cancelled}, func() error {
+		t.OrderID = d.orderID(t.EntryID)
+		turns = append(turns, t)
+		return nil
+	})
+	return turns, err
 }

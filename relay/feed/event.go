@@ -3,7 +3,7 @@
 //
 // A position is given out when its row is inserted, so a row may become visible after rows with higher positions. A
 // reader that remembers the highest position it has seen would skip it. A Reader reads only up to a position that is
-// settled: each transaction that could hold a position up to it has ended (horizon.go).
+// settled: each transaction that could hold a position up to it has ended (horizon).
 package feed
 
 import (

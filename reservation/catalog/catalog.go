@@ -1,7 +1,7 @@
 // Package catalog holds the definitions of sales in Postgres: it creates and changes them
-// (catalog.go), publishes them to Redis (publish.go), changes their stock (restock.go), that of
-// their items (restock_items.go) and the names of both (rename.go), joins them to draws and waiting
-// lists (draw.go), and counts their units in both (sale_count.go).
+// (catalog.go), publishes them to Redis (publish.go), changes their stock and that of their items
+// (restock.go) and the names of both (publish.go), joins them to draws and waiting lists (draw.go),
+// and counts their units in both (sale_count.go).
 package catalog
 
 import (

@@ -2,6 +2,7 @@ package catalog_test
 
 import (
 	"context"
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -357,3 +358,142 @@ func TestEndedSaleIsCountedWithoutRedis(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.WithRedisInMemory()) }
+
+// sizes are the terms of a sale of a shirt in two sizes.
+func sizes() reservation.Terms {
+	return reservation.Terms{
+		Name: "shirt", Stock: 5, PerOrderLimit: 4, Currency: "EUR", Items: []reservation.Item{
+			{Code: "m", Name: "Medium", Stock: 3, UnitPrice: 1290, PerOrderLimit: 2},
+			{Code: "l", Name: "Large", Stock: 2, UnitPrice: 1490},
+		},
+	}
+}
+
+func TestSaleWithItemsIsCreatedOnce(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	ctx := t.Context()
+	sale, replayed, err := s.CreateOnce(ctx, sizes(), "drop-1")
+	require.NoError(t, err)
+	require.False(t, replayed)
+	m, l := sizes().Items[0], sizes().Items[1]
+	require.Equal(t, []catalog.CountedItem{{Item: m, Available: 3}, {Item: l, Available: 2}}, sale.Items)
+	require.Equal(t, []string{
+		`SaleWithItemsCreated {"items": [{"code": "m", "name": "Medium", "stock": 3, "unit_price": 1290, "per_order_limit": 2}, ` +
+			`{"code": "l", "name": "Large", "stock": 2, "unit_price": 1490}], "stock": 5}`,
+	}, saleEvents(t, s.Pool, sale.ID))
+	var letters string
+	require.NoError(t, s.Pool.QueryRow(ctx,
+		"SELECT string_agg(item || code || stock, ' ' ORDER BY item) FROM sale_items WHERE sale_id = $1", sale.ID).Scan(&letters))
+	require.Equal(t, "am3 bl2", letters)
+
+	_, err = s.Pool.Exec(ctx, "UPDATE sale_items SET stock = 9 WHERE sale_id = $1", sale.ID)
+	require.NoError(t, err)
+	again, replayed, err := s.CreateOnce(ctx, sizes(), "drop-1")
+	require.NoError(t, err)
+	require.True(t, replayed)
+	require.Equal(t, sale, again, "as it was created")
+	for name, change := range map[string]func(*reservation.Terms){
+		"stock of the items": func(x *reservation.Terms) { x.Items[0].Stock, x.Items[1].Stock = 2, 3 },
+		"order of the items": func(x *reservation.Terms) { x.Items[0], x.Items[1] = x.Items[1], x.Items[0] },
+		"price of an item":   func(x *reservation.Terms) { x.Items[1].UnitPrice++ },
+		"no items":           func(x *reservation.Terms) { x.Items, x.Currency = nil, "" },
+	} {
+		other := sizes()
+		change(&other)
+		_, _, err := s.CreateOnce(ctx, other, "drop-1")
+		require.ErrorIs(t, err, catalog.ErrIdempotencyKeyReused, name)
+	}
+	changes, err := s.History(ctx, sale.ID, 1)
+	require.NoError(t, err)
+	require.Equal(t, "created", changes[0].Name())
+}
+
+func TestSaleWithItemsIsShown(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	sale, err := s.Create(t.Context(), sizes())
+	require.NoError(t, err)
+	text, err := json.Marshal(sale)
+	require.NoError(t, err)
+	require.Contains(t, string(text), `"items":[{"code":"m","name":"Medium","stock":3,"unit_price":1290,"per_order_limit":2,`+
+		`"available":3},{"code":"l","name":"Large","stock":2,"unit_price":1490,"available":2}]`)
+	var read catalog.CountedSale
+	require.NoError(t, json.Unmarshal(text, &read))
+	require.Equal(t, sale.Items, read.Items)
+	require.Equal(t, sale.Terms.Items, read.Terms.Items)
+
+	// Without its keys an ended sale is counted in Postgres.
+	_, err = s.End(t.Context(), sale.ID)
+	require.NoError(t, err)
+	_, err = s.Pool.Exec(t.Context(), "UPDATE sale_items SET sold = 1 WHERE sale_id = $1 AND code = 'l'", sale.ID)
+	require.NoError(t, err)
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
+	shown, err := s.Show(t.Context(), sale.ID)
+	require.NoError(t, err)
+	require.Equal(t, []int64{3, 1}, []int64{shown.Items[0].Available, shown.Items[1].Available})
+}
+
+func TestRenamedSaleKeepsEverythingElse(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	ctx := t.Context()
+	created, _, err := s.CreateOnce(ctx, sizes(), "drop-1")
+	require.NoError(t, err)
+	shirt := "T-shirt"
+	to := catalog.Names{Sale: &shirt, Items: map[string]string{"l": "Very large", "m": "Medium"}}
+	renamed, err := s.Rename(ctx, created.ID, to)
+	require.NoError(t, err)
+	want := created
+	want.Name, want.Revision, want.Terms.Items, want.Items = shirt, 2, renamed.Terms.Items, renamed.Items
+	require.Equal(t, want, renamed)
+	m, l := sizes().Items[0], sizes().Items[1]
+	l.Name = "Very large"
+	require.Equal(t, []catalog.CountedItem{{Item: m, Available: 3}, {Item: l, Available: 2}}, renamed.Items)
+	again, err := s.Rename(ctx, created.ID, to)
+	require.NoError(t, err)
+	require.Equal(t, renamed, again, "a repeat changes nothing")
+
+	// Later changes keep the names.
+	_, err = s.RestockItems(ctx, created.ID, map[string]int64{"m": 4}, "")
+	require.NoError(t, err)
+	_, err = s.RestockItems(ctx, created.ID, map[string]int64{"l": -1}, "")
+	require.NoError(t, err)
+	tee := "Tee"
+	now, err := s.Rename(ctx, created.ID, catalog.Names{Sale: &tee})
+	require.NoError(t, err)
+	require.Equal(t, []string{tee, "Medium", "Very large"}, []string{now.Name, now.Items[0].Name, now.Items[1].Name})
+	require.Equal(t, []int64{8, 7, 1}, []int64{now.Stock, now.Items[0].Stock, now.Items[1].Stock})
+	require.Equal(t, `SaleRenamed {"name": "T-shirt", "items": [`+
+		`{"code": "m", "name": "Medium", "stock": 3, "unit_price": 1290, "per_order_limit": 2}, `+
+		`{"code": "l", "name": "Very large", "stock": 2, "unit_price": 1490}], `+
+		`"item_names": {"l": "Very large", "m": "Medium"}, "previous_name": "shirt"}`, saleEvents(t, s.Pool, created.ID)[1])
+
+	same, replayed, err := s.CreateOnce(ctx, sizes(), "drop-1")
+	require.NoError(t, err)
+	require.True(t, replayed)
+	created.Revision = same.Revision
+	require.Equal(t, created, same, "as it was created")
+	other := sizes()
+	other.Name = tee
+	_, _, err = s.CreateOnce(ctx, other, "drop-1")
+	require.ErrorIs(t, err, catalog.ErrIdempotencyKeyReused)
+}
+
+// A name that could not be published is shown, and later changes do not wait for a rebuild.
+func TestRenameIsPublishedLater(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 8, 4)
+	name := "autumn"
+	s.Rdb.HSet(t.Context(), s.Keys.Sale(sale.Layout().Partition(2), sale.ID), "epoch", 9)
+	_, err := s.Rename(t.Context(), sale.ID, catalog.Names{Sale: &name})
+	require.ErrorIs(t, err, catalog.ErrNotInForce)
+	s.Rdb.HSet(t.Context(), s.Keys.Sale(sale.Layout().Partition(2), sale.ID), "epoch", 1)
+	published, err := s.PublishPending(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, published)
+	paused, err := s.Pause(t.Context(), sale.ID)
+	require.NoError(t, err)
+	require.Equal(t, []any{name, reservation.StatePaused}, []any{paused.Name, paused.State})
+}

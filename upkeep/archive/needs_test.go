@@ -9,18 +9,27 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/clocks"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/ledger/deadletter"
+	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+	"stampede/sql"
 	"stampede/stream"
 	"stampede/upkeep/archive"
 )
+
+func TestMain(m *testing.M) { testwork.Main(m) }
 
 // march is a sale of March 2026.
 var march = uuid.MustParse("019cc59e-c400-7000-8000-00000000abcd")
@@ -227,4 +236,176 @@ func peakMemory(b *testing.B) string {
 	_, rest, _ := strings.Cut(string(status), "VmHWM:")
 	line, _, _ := strings.Cut(rest, "\n")
 	return strings.TrimSpace(line)
+}
+
+// A clock of Postgres that is ahead for a moment makes no sale old.
+func TestClockAheadArchivesNoSale(t *testing.T) {
+	t.Parallel()
+	s, set := testshop.OnClockedPostgres(t)
+	sale := s.Open(t, 10)
+	_, err := s.Catalog.End(t.Context(), sale)
+	require.NoError(t, err)
+	require.Equal(t, 1, retireAll(t, s))
+	a := archiver(t, s, t.TempDir(), time.Hour)
+	for _, ahead := range []time.Duration{2 * time.Hour, 0} {
+		set(ahead)
+		_, err = a.Sale(t.Context(), sale)
+		require.ErrorIs(t, err, archive.ErrRefused)
+		if ahead > 0 {
+			require.ErrorIs(t, err, clocks.ErrApart)
+		} else {
+			require.ErrorContains(t, err, "its last change was at")
+		}
+	}
+}
+
+// endedBaskets returns a sale with items which has left Redis, and of which ann has two m and one l, and carol one m.
+func endedBaskets(t *testing.T, s *testshop.Shop) (sale uuid.UUID, ann reservation.Answer) {
+	t.Helper()
+	l := ledger.New(s.Pool)
+	created, err := s.Create(t.Context(), reservation.Terms{
+		Name: "shirt", Stock: 8, PerOrderLimit: 4, PaymentWindow: testshop.PaymentWindow, Currency: "EUR",
+		Items: []reservation.Item{
+			{Code: "m", Name: "M", Stock: 5, UnitPrice: 1000, PerOrderLimit: 3},
+			{Code: "l", Name: "L", Stock: 3, UnitPrice: 3000},
+		},
+	})
+	require.NoError(t, err)
+	buy := func(user string, items map[string]int64) reservation.Answer {
+		t.Helper()
+		a, err := s.Reserve(t.Context(), reservation.Request{Sale: created.ID, User: user, Items: items})
+		require.NoError(t, err)
+		require.Equal(t, reservation.Reserved, a.Verdict)
+		return a
+	}
+	ann = buy("ann", map[string]int64{"m": 2, "l": 1})
+	bob := buy("bob", map[string]int64{"l": 2})
+	carol := buy("carol", map[string]int64{"m": 1})
+	testwork.Fulfil(t, s)
+	testwork.Pay(t, l, carol.Reservation.OrderID, "carol", "pi")
+	testwork.Pay(t, l, ann.Reservation.OrderID, "ann", "pi")
+	testwork.Cancel(t, l, bob.Reservation.OrderID, "bob")
+	testwork.ReleaseUnits(t, s)
+	name := "tee"
+	_, err = s.Rename(t.Context(), created.ID, catalog.Names{Sale: &name, Items: map[string]string{"m": "Medium"}})
+	require.NoError(t, err)
+	_, err = s.Catalog.End(t.Context(), created.ID)
+	require.NoError(t, err)
+	require.Equal(t, 1, retireAll(t, s))
+	return created.ID, ann
+}
+
+func TestArchivedItemsComeBack(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	sale, ann := endedBaskets(t, s)
+	before, dir := rows(t, s, sale), t.TempDir()
+	seen, err := s.Catalog.Show(t.Context(), sale)
+	require.NoError(t, err)
+	require.Equal(t, []string{"tee", "Medium"}, []string{seen.Name, seen.Items[0].Name})
+	_, err = s.Rename(t.Context(), sale, catalog.Names{Items: map[string]string{"m": "M"}})
+	require.ErrorAs(t, err, new(*reservation.IllegalTransitionError), "a retired sale keeps its names")
+
+	done, err := archiveSale(t, s, dir, sale)
+	require.NoError(t, err)
+	header, _, err := archive.Verify(done.Path)
+	require.NoError(t, err)
+	require.Equal(t, 2, header.Version, "a program that does not know items refuses the file")
+	report, err := archive.Audit(t.Context(), s.Pool, done.Path)
+	require.NoError(t, err)
+	require.Empty(t, report.Findings)
+	requireSound(t, s)
+	archived, err := s.Catalog.Show(t.Context(), sale)
+	require.NoError(t, err)
+	require.Equal(t, seen.Items, archived.Items)
+
+	_, err = archive.Restore(t.Context(), s.Pool, done.Path)
+	require.NoError(t, err)
+	require.Equal(t, before, rows(t, s, sale))
+	requireSound(t, s)
+	past, err := ledger.New(s.Pool).PastAnswer(t.Context(), reservation.Request{
+		Sale: sale, User: "ann", Items: map[string]int64{"m": 1},
+	})
+	require.NoError(t, err)
+	require.Equal(t, []any{reservation.AlreadyPurchased, ann.Reservation, order.Items(`{"m":2,"l":1}`)},
+		[]any{past.Verdict, past.Reservation, past.Of.Units})
+
+	done, err = archiveSale(t, s, dir, sale)
+	require.NoError(t, err)
+	t.Run("in another database", func(t *testing.T) { requireTakenByOther(t, done.Path, sale, before) })
+}
+
+func TestArchiveAuditComparesItems(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	sale, _ := endedBaskets(t, s)
+	require.NoError(t, s.Exec(t, "UPDATE sale_items SET sold = 1, stock = 1 WHERE item = 'a'"))
+	done, err := archiveSale(t, s, t.TempDir(), sale)
+	require.NoError(t, err)
+	report, err := archive.Audit(t.Context(), s.Pool, done.Path)
+	require.NoError(t, err)
+	require.Equal(t, []archive.Finding{
+		{Promise: "S1", What: "3 units of the item m are sold of a stock of 1"},
+		{Promise: "S4", What: "sold of the item m is 1, and the live orders hold 3 units"},
+	}, report.Findings)
+}
+
+// requireRepeats checks that late reports of the payments of an archived sale are answered with what became of them,
+// and change nothing.
+func requireRepeats(t testing.TB, s *testshop.Shop, sale uuid.UUID) {
+	t.Helper()
+	l := ledger.New(s.Pool)
+	for _, reference := range []string{"pi_early", "pi_second"} {
+		p, err := l.Payment(t.Context(), reference)
+		require.NoError(t, err)
+		for _, id := range []uuid.UUID{uuid.Nil, p.OrderID} {
+			require.Equal(t, order.PaymentRefunded, report(t, l, reference, id).State)
+		}
+		require.Equal(t, []any{sale, "re", "zoe", int64(5)}, []any{p.SaleID, p.RefundReference, p.Operator, p.Amount})
+		require.True(t, p.ReceivedAt.Before(p.UpdatedAt))
+		_, err = l.Refund(t.Context(), reference, "re", "ann")
+		require.NoError(t, err)
+		_, err = l.Refund(t.Context(), reference, "re_2", "ann")
+		require.ErrorIs(t, err, order.ErrRefundNotDue)
+	}
+	var buyers string
+	require.NoError(t, s.Pool.QueryRow(t.Context(),
+		"SELECT reference FROM archived_payments WHERE reference LIKE '%user-1'").Scan(&buyers))
+	id, reference, _ := strings.Cut(buyers, ":")
+	p := report(t, l, reference, uuid.MustParse(id))
+	require.Equal(t, []any{order.PaymentSettled, buyers}, []any{p.State, p.Reference}, "the shop reports it, too")
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM payment_events WHERE reference NOT LIKE 'late%'"))
+}
+
+// An older version has archived the sale: nobody knows its payments until its file is read.
+func TestPaymentsOfOlderArchiveAreReadFromItsFile(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	sale, receipt := endedSale(t, s, 1)
+	done, err := archiveSale(t, s, t.TempDir(), sale)
+	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "DELETE FROM archived_payments"))
+	require.NoError(t, s.Exec(t, "UPDATE sales SET archive = archive - 'remembered_at' WHERE id = $1", sale))
+	var isForgotten bool
+	require.NoError(t, s.Pool.QueryRow(t.Context(), sql.PaymentIsForgotten, receipt.OrderID).Scan(&isForgotten))
+	require.True(t, isForgotten)
+	l := ledger.New(s.Pool)
+	require.Equal(t, order.PaymentWaiting, report(t, l, "pi_early", receipt.OrderID).State)
+
+	a := archiver(t, s, t.TempDir(), 0)
+	due, err := a.Due(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []uuid.UUID{sale}, due)
+	moved := t.TempDir()
+	require.NoError(t, os.Rename(done.Path, filepath.Join(moved, filepath.Base(done.Path))))
+	_, err = a.Sale(t.Context(), sale)
+	require.ErrorContains(t, err, "it needs the file that Postgres names, here or in --dir: open "+done.Path)
+	a.Close()
+	_, err = archiveSale(t, s, moved, sale)
+	require.NoError(t, err)
+	requireRepeats(t, s, sale)
+	_, err = archiveSale(t, s, moved, sale)
+	require.ErrorIs(t, err, archive.ErrRefused)
+	live := testwork.Confirm(t, s.Pool, testshop.NewSale(t, s.Pool, 1), 1)[0]
+	require.Equal(t, order.UnclearOtherOrder, report(t, l, "pi_early", live).Reason, "it settles no other order")
 }

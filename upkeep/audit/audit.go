@@ -2,9 +2,8 @@
 // D6, and repairs differences.
 //
 // Run (audit.go) takes a look: at Postgres (checks.go, draws.go), at Redis (shards.go, redis.go,
-// keys.go), and at the streams and the ended orders (stream.go), and reports each promise
-// (report.go). Reconcile (reconcile.go) looks twice, and repairs what both looks found
-// (reconcile_repair.go).
+// checks.go), and at the streams and the ended orders (shards.go), and reports each promise
+// (report.go). Reconcile (reconcile.go) looks twice, and repairs what both looks found.
 package audit
 
 import (

@@ -23,6 +23,8 @@ import (
 	"stampede/upkeep/audit"
 )
 
+func TestMain(m *testing.M) { testwork.Main(m) }
+
 func TestAuditOfCorrectSalePassesEveryPromise(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)

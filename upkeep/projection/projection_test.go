@@ -23,6 +23,8 @@ import (
 	"stampede/upkeep/projection"
 )
 
+func TestMain(m *testing.M) { testwork.Main(m) }
+
 const (
 	allOrders   = "SELECT row_to_json(o)::text FROM orders AS o ORDER BY id"
 	allCounters = "SELECT concat_ws(' ', id, sold, last_sequence) FROM sales ORDER BY id"

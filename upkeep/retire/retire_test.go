@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/internal/clocks"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -22,6 +23,8 @@ import (
 	"stampede/stream"
 	"stampede/upkeep/retire"
 )
+
+func TestMain(m *testing.M) { testwork.Main(m) }
 
 // retirer retires sales as soon as they are over.
 func retirer(t testing.TB, s *testshop.Shop) *retire.Retirer {
@@ -338,4 +341,77 @@ func TestSaleWithoutKeysIsRetired(t *testing.T) {
 	require.Equal(t, 1, sweep(t, s))
 	require.NoError(t, testwork.Heal(t, s, testwork.Rebuilder(t, s), 1))
 	requireRetired(t, s, sale)
+}
+
+// A clock of Postgres that is ahead for a moment retires no sale.
+func TestClockAheadRetiresNoSale(t *testing.T) {
+	t.Parallel()
+	s, set := testshop.OnClockedPostgres(t)
+	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "test", Stock: 10, PerOrderLimit: 1, ClosesAt: time.Now().Add(time.Minute),
+	})
+	require.NoError(t, err)
+	set(2 * time.Minute)
+	_, err = retirer(t, s).Sweep(t.Context())
+	require.ErrorIs(t, err, clocks.ErrApart)
+	set(0)
+	require.Zero(t, sweep(t, s))
+	require.Equal(t, reservation.Reserved, s.Ask(t, sale.ID, "ann").Verdict)
+}
+
+// A sale with items retires as any other, and Postgres answers with the lines of its orders.
+func TestSaleWithItemsIsRetired(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	l := ledger.New(s.Pool)
+	created, err := s.Create(t.Context(), reservation.Terms{
+		Name: "shirt", Stock: 8, PerOrderLimit: 4, PaymentWindow: testshop.PaymentWindow,
+		Items: []reservation.Item{{Code: "m", Name: "M", Stock: 5}, {Code: "l", Name: "L", Stock: 3}},
+	})
+	require.NoError(t, err)
+	sale := created.ID
+	request := func(user string) reservation.Request {
+		return reservation.Request{
+			Sale: sale, User: user, IdempotencyKey: "key-" + user, Items: map[string]int64{"m": 2, "l": 1},
+		}
+	}
+	made := map[string]reservation.Answer{}
+	for _, user := range []string{"ann", "bob"} {
+		made[user], err = s.Reserve(t.Context(), request(user))
+		require.NoError(t, err)
+	}
+	testwork.Fulfil(t, s)
+	testwork.Pay(t, l, made["ann"].Reservation.OrderID, "ann", "pi")
+	testwork.Cancel(t, l, made["bob"].Reservation.OrderID, "bob")
+	testwork.ReleaseUnits(t, s)
+	end(t, s, sale)
+	before, err := s.Show(t.Context(), sale)
+	require.NoError(t, err)
+	require.Equal(t, []int64{3, 2}, []int64{before.Items[0].Available, before.Items[1].Available})
+
+	require.Equal(t, 1, sweep(t, s))
+	for range 2 {
+		requireRetired(t, s, sale)
+		fields := s.SaleInRedis(t, sale)
+		require.Equal(t, "m l", fields["items"])
+		require.NotContains(t, fields, "left.a")
+		after, err := s.Show(t.Context(), sale)
+		require.NoError(t, err)
+		before.Epoch, before.Revision, before.Retired = after.Epoch, after.Revision, true
+		require.Equal(t, before, after, "nothing of it has changed for those who look")
+		answer, err := s.Reserve(t.Context(), request("ann"))
+		require.NoError(t, err)
+		require.Equal(t, reservation.Retired, answer.Verdict)
+
+		s.Flush(t)
+		testwork.Rebuild(t, s)
+	}
+	for user, verdict := range map[string]reservation.Verdict{
+		"ann": reservation.Replayed, "bob": reservation.OrderEnded,
+	} {
+		past, err := l.PastAnswer(t.Context(), request(user))
+		require.NoError(t, err)
+		require.Equal(t, []any{verdict, made[user].Reservation.OrderID, order.Lines("a2b1"), order.Items(`{"m":2,"l":1}`)},
+			[]any{past.Verdict, past.Reservation.OrderID, past.Reservation.Lines, past.Of.Units})
+	}
 }

@@ -18,9 +18,12 @@ import (
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
 	"stampede/upkeep/audit"
 	"stampede/upkeep/survey"
 )
+
+func TestMain(m *testing.M) { testwork.Main(m) }
 
 // gauges returns the series of a registry as name{label values} and value.
 func gauges(t testing.TB, registry *prometheus.Registry) map[string]float64 {

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -12,9 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	common "go.opentelemetry.io/proto/otlp/common/v1"
 	"google.golang.org/protobuf/proto"
+
+	"stampede/internal/tracing"
+	"stampede/internal/tracing/otlp"
 )
 
 // Span is a span as a Collector has received it.
@@ -168,4 +173,19 @@ func (c *Collector) Tree(trace string) string {
 		}
 	}
 	return text.String()
+}
+
+// Tracer returns a tracer that exports to a Collector soon. The test must not be parallel: the tracer reads the
+// environment.
+func Tracer(t *testing.T) (*tracing.Tracer, *Collector) {
+	t.Helper()
+	collector := NewCollector(t)
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10") // ms
+	tracer, err := otlp.New(t.Context(), otlp.Config{
+		Service: "test", PerSecond: 1000, Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	t.Cleanup(tracer.Close)
+	return tracer, collector
 }

@@ -8,12 +8,24 @@
 package testkit
 
 import (
+	"context"
+	"flag"
 	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
 	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"pgregory.net/rapid"
 
 	"stampede/internal/dev/localserver"
 )
@@ -79,4 +91,122 @@ func Main(m *testing.M, opts ...Option) {
 		}
 	}
 	os.Exit(code)
+}
+
+// Eventually fails the test unless cond becomes true in time; what names the condition in the failure. Call it
+// from the test's own goroutine.
+func Eventually(t testing.TB, within time.Duration, what string, cond func() bool) {
+	t.Helper()
+	const pauseMax = 50 * time.Millisecond
+	deadline := time.Now().Add(within)
+	for pause := time.Millisecond; !cond(); pause = min(2*pause, pauseMax) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", within, what)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// Soak returns how many random rounds a test plays: n, times STAMPEDE_TEST_SOAK, which task soak sets.
+func Soak(n int) int {
+	if factor, err := strconv.Atoi(os.Getenv("STAMPEDE_TEST_SOAK")); err == nil {
+		return n * factor
+	}
+	return n
+}
+
+// PlaySales lets rapid play n sales.
+func PlaySales(t *testing.T, n int, play func(*rapid.T)) {
+	t.Helper()
+	require.NoError(t, flag.Set("rapid.checks", strconv.Itoa(n)))
+	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
+	rapid.Check(t, play)
+}
+
+// salesForRareSteps is how many sales take each step at least once, as in task soak.
+const salesForRareSteps = 40
+
+// EnoughForRareSteps reports whether so many sales were played that each step was taken. Few sales miss rare steps.
+// rapid begins no further sale when the deadline of the tests is near, and does not fail then.
+func EnoughForRareSteps(t testing.TB, played, planned int) bool {
+	t.Helper()
+	enough := played >= max(planned, salesForRareSteps)
+	if !enough {
+		t.Logf("%d of %d sales are too few to require each step", played, planned)
+	}
+	return enough
+}
+
+// Logger returns a logger that writes all levels to the test's log. After the test it discards records, because
+// logging to an ended test panics.
+func Logger(t testing.TB) *slog.Logger {
+	w := &testWriter{t: t}
+	t.Cleanup(w.end)
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+type testWriter struct {
+	mu    sync.Mutex
+	t     testing.TB
+	ended bool
+}
+
+// Write implements io.Writer.
+func (w *testWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.ended {
+		w.t.Log(strings.TrimSuffix(string(p), "\n"))
+	}
+	return len(p), nil
+}
+
+func (w *testWriter) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = true
+}
+
+// Hook is a go-redis hook that is called for each single command of a client.
+type Hook func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error
+
+// DialHook implements redis.Hook.
+func (h Hook) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook implements redis.Hook.
+func (h Hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { return h(next, ctx, cmd) }
+}
+
+// ProcessPipelineHook implements redis.Hook.
+func (h Hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// Ports are below those that systems give to connections and to listeners on port 0, and those of private servers: none
+// of them takes one before its process listens.
+const portFirst, ports = 10_000, 5_000
+
+// portsTaken begins at a random one, as several packages are tested at the same time.
+var portsTaken = func() *atomic.Int64 {
+	var n atomic.Int64
+	n.Store(rand.Int64N(ports))
+	return &n
+}()
+
+// FreeAddr returns an address to listen on, for a process that has to have the same one each time, or whose log cannot
+// tell it. Each call returns another one.
+func FreeAddr(t testing.TB) string {
+	t.Helper()
+	var err error
+	for range ports {
+		addr := fmt.Sprint("127.0.0.1:", portFirst+portsTaken.Add(1)%ports)
+		var listener net.Listener
+		if listener, err = new(net.ListenConfig).Listen(t.Context(), "tcp", addr); err == nil {
+			_ = listener.Close() // nothing was accepted
+			return addr
+		}
+	}
+	t.Fatal("find a free port: ", err)
+	return ""
 }

@@ -19,7 +19,7 @@ FROM pg_settings JOIN (VALUES
     -- A session whose client has vanished may hold the lock on the row of a hot sale, which blocks all others. A server
     -- notices that within ten seconds: by keepalives while it waits for the client, by tcp_user_timeout while an answer is
     -- not acknowledged, and between two statements of a transaction by the first of these. That one does not apply within a
-    -- batch: fulfillment/blockers.go ends such a session.
+    -- batch: fulfillment/sweeps.go ends such a session.
     ('idle_in_transaction_session_timeout', '10000'), ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '1'),
     ('tcp_keepalives_count', '5'), ('tcp_user_timeout', '10000'),
     ('transaction_timeout', coalesce($1::text, '0')), -- since PostgreSQL 17

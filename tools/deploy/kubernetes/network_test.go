@@ -1,12 +1,26 @@
 package kubernetes
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+	"sigs.k8s.io/yaml"
+
+	"stampede/tools/deploy/program"
 )
 
 // end is one end of a connection: a pod, or an address outside of the cluster.
@@ -168,4 +182,181 @@ func TestOnlyListedConnectionsAreAllowed(t *testing.T) {
 			t.Errorf("%d connections are allowed, want %d", seen, len(wanted))
 		}
 	})
+}
+
+// takes reports whether a match of a route takes a request.
+func takes(match gatewayv1.HTTPRouteMatch, method, path string) (ok bool) {
+	value := *match.Path.Value
+	switch *match.Path.Type {
+	case gatewayv1.PathMatchPathPrefix:
+		ok = path == value || strings.HasPrefix(path, value+"/")
+	case gatewayv1.PathMatchExact:
+		ok = path == value
+	case gatewayv1.PathMatchRegularExpression:
+		ok = regexp.MustCompile(value).MatchString(path)
+	}
+	return ok && (match.Method == nil || string(*match.Method) == method)
+}
+
+// Buyers reach all of the interface that is for them, as Stripe does, and nothing that is for operators, the shop's
+// server or the cluster. A call has one rule, because the order of regular expressions differs, and that of a stream
+// has no timeout.
+func TestRouteShowsCallsOfBuyersOnly(t *testing.T) {
+	var spec struct {
+		Paths map[string]map[string]json.RawMessage `json:"paths"`
+	}
+	if err := yaml.Unmarshal([]byte(program.Read(t, program.Root+"/ingress/openapi.yaml")), &spec); err != nil {
+		t.Fatal(err)
+	}
+	m := render(t, "example")
+	route, gateway := one[*gatewayv1.HTTPRoute](t, m, "stampede"), one[*gatewayv1.Gateway](t, m, "stampede")
+	if string(route.Spec.ParentRefs[0].Name) != gateway.Name ||
+		route.Spec.Hostnames[0] != *gateway.Spec.Listeners[0].Hostname {
+		t.Errorf("the gateway %s does not take the route", gateway.Name)
+	}
+	for _, rule := range route.Spec.Rules {
+		to := rule.BackendRefs[0]
+		service := one[*corev1.Service](t, m, string(to.Name))
+		if component(service) != "ingress" || service.Spec.Ports[0].Port != int32(*to.Port) {
+			t.Errorf("a rule sends requests to %s:%d", to.Name, *to.Port)
+		}
+		if filter := rule.Filters[0].RequestHeaderModifier; !slices.Equal(filter.Remove, []string{"X-User-ID"}) {
+			t.Error("a client can set X-User-ID")
+		}
+	}
+	calls := 0
+	for path, operations := range spec.Paths {
+		path = regexp.MustCompile(`\{[^}]*\}`).ReplaceAllString(path, "0190a0b0-1111-7000-8000-000000000001")
+		for method, text := range operations {
+			var operation struct{ Tags []string }
+			if method = strings.ToUpper(method); !slices.Contains([]string{"GET", "POST"}, method) {
+				continue
+			}
+			if err := json.Unmarshal(text, &operation); err != nil {
+				t.Fatal(err)
+			}
+			calls++
+			timeouts := func(method string) (found []string) {
+				for _, rule := range route.Spec.Rules {
+					for _, match := range rule.Matches {
+						if takes(match, method, path) {
+							found = append(found, string(*rule.Timeouts.Request))
+						}
+					}
+				}
+				return found
+			}
+			var want []string
+			switch isHidden := slices.Contains([]string{"Operators", "Health"}, operation.Tags[0]); {
+			case isHidden, strings.HasSuffix(path, "/pay"), path == "/v1/payments":
+			case strings.HasSuffix(path, "/events"), strings.HasSuffix(path, "/draw/leaves"):
+				want = []string{"0s"}
+			default:
+				want = []string{"60s"}
+			}
+			if got := timeouts(method); !slices.Equal(got, want) {
+				t.Errorf("%s %s, of %s, has the timeouts %v of its rules, want %v", method, path, operation.Tags, got, want)
+			}
+			// Browsers ask with OPTIONS before they call.
+			if want != nil && path != "/v1/payments/stripe" && !slices.Equal(timeouts("OPTIONS"), want) {
+				t.Errorf("%s is not open to OPTIONS", path)
+			}
+		}
+	}
+	if calls < 20 {
+		t.Errorf("the interface has %d calls", calls)
+	}
+}
+
+// inContainer is what the container of a workload gets: its environment, and a free port for each of its own.
+type inContainer struct {
+	env   []string
+	ports map[int32]string
+}
+
+func (m *manifest) inContainer(t *testing.T, w workload, secrets map[string]string) inContainer {
+	t.Helper()
+	// The root file system is read-only, and there is no folder for temporary files.
+	in := inContainer{env: []string{"TMPDIR=/nonexistent"}, ports: map[int32]string{}}
+	for _, p := range w.Ports {
+		in.ports[p.ContainerPort] = program.FreePort(t)
+	}
+	values := m.settings(t, w)
+	for _, v := range w.Env {
+		switch from := v.ValueFrom; {
+		case from == nil:
+		case from.FieldRef != nil:
+			values[v.Name] = w.GetName() + "-0"
+		case from.SecretKeyRef != nil:
+			value, ok := secrets[from.SecretKeyRef.Key]
+			if ok {
+				values[v.Name] = value
+			} else if delete(values, v.Name); !is(from.SecretKeyRef.Optional, true) {
+				t.Fatalf("%s: the secret has no %s", w, from.SecretKeyRef.Key)
+			}
+		}
+	}
+	if file := values["STAMPEDE_OPERATORS_FILE"]; file != "" {
+		_, key := w.mounted(t, file)
+		values["STAMPEDE_OPERATORS_FILE"] = filepath.Join(t.TempDir(), key)
+		if err := os.WriteFile(values["STAMPEDE_OPERATORS_FILE"], []byte(secrets[key]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, value := range values {
+		// The address of a port on all interfaces, which on this host may be taken.
+		if port, err := strconv.Atoi(strings.TrimPrefix(value, ":")); err == nil && strings.HasPrefix(value, ":") {
+			if in.ports[int32(port)] == "" {
+				t.Errorf("%s: %s=%s is no port of the container", w, name, value)
+			}
+			value = "127.0.0.1:" + in.ports[int32(port)]
+		}
+		in.env = append(in.env, name+"="+value)
+	}
+	return in
+}
+
+// Every container runs as the manifests say, on real servers: it starts, answers its probes, and ends within its grace
+// period after SIGTERM.
+func TestContainersRun(t *testing.T) {
+	servers := program.Start(t)
+	m := render(t, "example")
+	for _, w := range m.workloads(t) {
+		t.Run(w.GetName(), func(t *testing.T) {
+			t.Parallel()
+			in := m.inContainer(t, w, servers.Secrets())
+			began := time.Now()
+			p := program.Run(t, w.Args, in.env)
+			if w.isJob() {
+				if err := p.Wait(); err != nil {
+					t.Errorf("%v: %s", err, p.Output())
+				}
+				return
+			}
+			for _, probe := range []*corev1.Probe{w.StartupProbe, w.ReadinessProbe, w.LivenessProbe} {
+				port, err := w.port(probe.HTTPGet.Port)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p.Answer(fmt.Sprintf("http://127.0.0.1:%s%s", in.ports[port], probe.HTTPGet.Path), http.StatusOK)
+			}
+			t.Logf("ready after %v", time.Since(began))
+			if w.pod.Annotations["prometheus.io/scrape"] == "true" {
+				port, err := w.port(intstr.Parse(w.pod.Annotations["prometheus.io/port"]))
+				if err != nil {
+					t.Fatal(err)
+				}
+				var scaled []*regexp.Regexp // by a series of each stream
+				if component(w) == "worker" {
+					scaled = append(scaled, regexp.MustCompile(`(?m)^`+m.workerMetric(t)+`\{.*stream="`))
+				}
+				p.Answer("http://127.0.0.1:"+in.ports[port]+"/metrics", http.StatusOK, scaled...)
+			}
+			grace := time.Duration(*w.pod.Spec.TerminationGracePeriodSeconds) * time.Second
+			t.Logf("ended %v after SIGTERM, of %v", p.Stop(grace), grace)
+			if err := p.Wait(); err != nil {
+				t.Errorf("it ends with %v:\n%s", err, p.Output())
+			}
+		})
+	}
 }

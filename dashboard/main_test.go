@@ -1,9 +1,0 @@
-package dashboard
-
-import (
-	"testing"
-
-	"stampede/internal/test/testkit"
-)
-
-func TestMain(m *testing.M) { testkit.Main(m) }

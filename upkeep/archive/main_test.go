@@ -1,9 +1,0 @@
-package archive_test
-
-import (
-	"testing"
-
-	"stampede/internal/test/testwork"
-)
-
-func TestMain(m *testing.M) { testwork.Main(m) }
