@@ -85,7 +85,8 @@ func TestStreamHasAllAndThenChanges(t *testing.T) {
 	id := uuid.New()
 	d.fleet.publish(func(s *fleet.Snapshot) {
 		s.Sales = []fleet.Sale{{
-			ID: id, Terms: reservation.Terms{Name: hostile}, State: reservation.StateOpen, Stock: 10, Available: 10, UnitsKnown: true,
+			ID: id, Terms: reservation.Terms{Name: hostile}, State: reservation.StateOpen, Stock: 10,
+			Available: 10, UnitsKnown: true,
 		}}
 	})
 	b := d.as("vic")
@@ -278,7 +279,8 @@ func BenchmarkWatchers(b *testing.B) {
 			sales := make([]fleet.Sale, 50)
 			for i := range sales {
 				sales[i] = fleet.Sale{
-					ID: uuid.New(), Terms: reservation.Terms{Name: fmt.Sprint("sale ", i)}, State: reservation.StateOpen, Stock: 1e6, UnitsKnown: true,
+					ID: uuid.New(), Terms: reservation.Terms{Name: fmt.Sprint("sale ", i)}, State: reservation.StateOpen,
+					Stock: 1e6, UnitsKnown: true,
 				}
 			}
 			change := func(s *fleet.Snapshot) {

@@ -27,8 +27,8 @@ import (
 	"stampede/upkeep/rebuild"
 )
 
-// makeUnreachable returns the shop as a process sees it to which the server of a partition does not answer until restore is
-// called.
+// makeUnreachable returns the shop as a process sees it to which the server of a partition does not answer, until restore
+// is called.
 func makeUnreachable(t *testing.T, s *testshop.Shop, partition int) (seen *testshop.Shop, restore func()) {
 	t.Helper()
 	unreachable := s.Keys.Server(partition)
@@ -107,8 +107,8 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 	}
 }
 
-// An ingress crashed between the two steps of a move. The worker completes it, also while another sale has a unreachable
-// shard.
+// An ingress crashed between the two steps of a move. The worker completes it, also while another sale has an
+// unreachable shard.
 func TestWorkerCompletesMovesOfUnits(t *testing.T) {
 	t.Parallel()
 	s := testshop.OnOwnRedis(t, 8)

@@ -213,7 +213,8 @@ func (l *Ledger) WithOutcomes(o *Outcomes) *Ledger {
 	return &publishing
 }
 
-// WithChanges returns a Ledger that also calls onStatus with the new status of each order that it pays or cancels, once.
+// WithChanges returns a Ledger that also calls onStatus with the new status of each order that it pays or cancels,
+// once.
 func (l *Ledger) WithChanges(onStatus func(order.Status)) *Ledger {
 	counting := *l
 	counting.onStatus = onStatus

@@ -31,8 +31,8 @@ const (
 type MayArrive func(ctx context.Context, id uuid.UUID, ago time.Duration) (bool, error)
 
 // SweepPayments decides about payments whose orders Postgres has by now, and makes the refund of those due whose orders
-// are in neither store after ten minutes, or some seconds if their sale was rebuilt. MayArrive is asked before Postgres,
-// so that an order which comes in between is found there. It returns how many it has decided about, and the first
+// are in neither store after ten minutes, or some seconds if their sale was rebuilt. MayArrive is asked before
+// Postgres, so that an order which comes in between is found there. It returns how many it has decided about, and the first
 // error.
 func (l *Ledger) SweepPayments(ctx context.Context, mayArrive MayArrive) (decided int, err error) {
 	var failed error

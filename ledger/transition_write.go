@@ -434,7 +434,8 @@ func (l *Ledger) releaseSome(
 			}
 		}
 		var kept int
-		if err := tx.QueryRow(ctx, sql.LedgerNoteReleases, sale, done, unknown, damaged, unreachable).Scan(&kept); err != nil {
+		err = tx.QueryRow(ctx, sql.LedgerNoteReleases, sale, done, unknown, damaged, unreachable).Scan(&kept)
+		if err != nil {
 			return err
 		}
 		released = len(releases) - kept

@@ -237,7 +237,8 @@ func readLayout(field string, partition int) (Layout, error) {
 	return Layout{Home: (partition - shard + partitions) % partitions, Partitions: partitions, Shards: shards}, nil
 }
 
-// ShardHash is what the hash of a shard has in Redis (Keys.Sale). A number that it lacks, or that cannot be read, is -1.
+// ShardHash is what the hash of a shard has in Redis (Keys.Sale). A number that it lacks, or that cannot be read, is
+// -1.
 type ShardHash struct {
 	// Exists is false if Redis has no hash for the shard.
 	Exists bool
@@ -301,7 +302,8 @@ type ShardAnswer struct {
 	fields *redis.SliceCmd
 }
 
-// AskShard asks for these fields of the hash of a shard, and for those of so many items, through a client or a pipeline.
+// AskShard asks for these fields of the hash of a shard, and for those of so many items, through a client or a
+// pipeline.
 func (k Keys) AskShard(
 	ctx context.Context, through redis.Cmdable, partition int, sale uuid.UUID, items int, names ...string,
 ) ShardAnswer {

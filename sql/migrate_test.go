@@ -290,7 +290,8 @@ func TestListsOfColumnsAreShared(t *testing.T) {
 	t.Parallel()
 	used := map[string]int{}
 	for _, file := range slices.Concat(queryFiles(t), columnFiles(t)) {
-		for _, found := range regexp.MustCompile(`\{\{(columns/[^}]*)\}\}`).FindAllStringSubmatch(withoutComments(t, file), -1) {
+		named := regexp.MustCompile(`\{\{(columns/[^}]*)\}\}`)
+		for _, found := range named.FindAllStringSubmatch(withoutComments(t, file), -1) {
 			used[found[1]+".sql"]++
 		}
 	}

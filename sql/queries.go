@@ -24,9 +24,9 @@ func query(name string) string {
 
 var columns = regexp.MustCompile(`\{\{(columns/\w+)\}\}`)
 
-// read returns the text of a file. {{columns/order}} stands for that file without its header; other braces are filled by
-// the callers. It is no view, because an UPDATE returns the same columns, a lock takes one table of several, and a view
-// would have to be replaced with each new column.
+// read returns the text of a file. {{columns/order}} stands for that file without its header; other braces are filled
+// by the callers. It is no view, because an UPDATE returns the same columns, a lock takes one table of several, and a
+// view would have to be replaced with each new column.
 func read(name string) string {
 	text, err := files.ReadFile(name + ".sql")
 	if err != nil {

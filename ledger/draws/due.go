@@ -76,8 +76,8 @@ func (s *Store) Done(ctx context.Context, d *Draw) error {
 	return wrap("leave", d.SaleID, err)
 }
 
-// NoteDue has Due return those of the sales that are drawn or have a waiting list. Who releases units outside of a sweep
-// calls it.
+// NoteDue has Due return those of the sales that are drawn or have a waiting list. Who releases units outside of a
+// sweep calls it.
 func (s *Store) NoteDue(ctx context.Context, sales []uuid.UUID) error {
 	if _, err := s.pool.Exec(ctx, sql.DrawsNoteDue, sales); err != nil {
 		return fmt.Errorf("note units to offer: %w", err)

@@ -222,7 +222,8 @@ func (row *saleRow) event(r *Reader) (Event, error) {
 	return r.event(&row.logged, "stampede.sale."+change, fmt.Sprintf("%s.r%d", id, row.Revision), id, "", "SaleEvent",
 		saleData{
 			SchemaVersion: schemaVersion, Position: row.Position, SaleID: row.SaleID, Revision: row.Revision, Change: change,
-			OccurredAt: order.Instant(row.OccurredAt), Operator: row.Operator, State: row.State, TermsView: row.TermsView, Items: row.Items,
+			OccurredAt: order.Instant(row.OccurredAt), Operator: row.Operator, State: row.State, TermsView: row.TermsView,
+			Items: row.Items,
 		})
 }
 

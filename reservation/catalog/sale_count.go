@@ -262,8 +262,8 @@ func countItems(s storedSale, shard reservation.ShardHash, whole bool) (counted 
 	return counted
 }
 
-// reservedUnits returns how many units are reserved in all shards, and the first one. It is not whole if one is missing or
-// closed. The error is that of the first shard whose server did not answer.
+// reservedUnits returns how many units are reserved in all shards, and the first one. It is not whole if one is missing
+// or closed. The error is that of the first shard whose server did not answer.
 func reservedUnits(shards []reservation.ShardAnswer) (taken int64, first reservation.ShardHash, whole bool, err error) {
 	whole = true
 	for i, answer := range shards {

@@ -129,9 +129,9 @@ func (o Order) Ended() bool {
 // isFinal is true if the order is confirmed and there is nothing to pay.
 func (o Order) isFinal() bool { return o.Status == StatusConfirmed && o.ExpiresAt.IsZero() }
 
-// DecidePayment decides about money for the order. It returns the order after the payment, or why the money is due for refund.
-// overdue is true after the deadline and the grace. An order without a deadline takes money at any time. Money that the
-// order was paid with before is a repeat, which the caller has to recognize by its reference.
+// DecidePayment decides about money for the order. It returns the order after the payment, or why the money is due for
+// refund. overdue is true after the deadline and the grace. An order without a deadline takes money at any time.
+// Money that the order was paid with before is a repeat, which the caller has to recognize by its reference.
 func (o Order) DecidePayment(m Money, overdue bool) (paid Order, due PaymentReason) {
 	switch o.Status {
 	case StatusPaid:

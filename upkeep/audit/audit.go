@@ -194,8 +194,8 @@ func (l *look) listSales(ctx context.Context) ([]reservation.LocatedSale, error)
 	return found, ctx.Err()
 }
 
-// selectStreams selects the streams of all partitions in use, and of older sales. What cannot be checked in unreachable ones
-// is in the report.
+// selectStreams selects the streams of all partitions in use, and of older sales. What cannot be checked in
+// unreachable ones is in the report.
 func (l *look) selectStreams() {
 	for p := range countPartitions(l.Keys, l.sales) {
 		err := l.unreachable[p]
