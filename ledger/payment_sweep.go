@@ -32,8 +32,8 @@ type MayArrive func(ctx context.Context, id uuid.UUID, ago time.Duration) (bool,
 
 // SweepPayments decides about payments whose orders Postgres has by now, and makes the refund of those due whose orders
 // are in neither store after ten minutes, or some seconds if their sale was rebuilt. MayArrive is asked before
-// Postgres, so that an order which comes in between is found there. It returns how many it has decided about, and the first
-// error.
+// Postgres, so that an order which comes in between is found there. It returns how many it has decided about, and the
+// first error.
 func (l *Ledger) SweepPayments(ctx context.Context, mayArrive MayArrive) (decided int, err error) {
 	var failed error
 	position := int64(-1 << 63)
