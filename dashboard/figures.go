@@ -19,7 +19,7 @@ import (
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
+	"stampede/ledger/problems"
 	"stampede/sql"
 	"stampede/upkeep/audit"
 	"stampede/upkeep/rebuild"

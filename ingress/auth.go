@@ -17,9 +17,9 @@ import (
 
 	"stampede/internal/keyset"
 	"stampede/internal/operators"
+	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 // authenticator identifies the buyer of a request, by an id that order.ValidateUser accepts.

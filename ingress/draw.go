@@ -12,10 +12,10 @@ import (
 
 	"stampede/draw"
 	"stampede/ledger/draws"
+	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 // defaultFreeze is the freeze of a draw that names none, in seconds.
@@ -25,30 +25,17 @@ const defaultFreeze = 60
 const lineTurns = 1
 
 var (
-	problemDrawNotFound = fixed(problem{
-		Kind: problems.DrawNotFound, detail: "The units of this sale are not drawn, or there is no such sale.",
-	})
-	problemDrawNotFrozen = fixed(problem{
-		Kind:   problems.DrawNotFrozen,
-		detail: "The list of the entries is not frozen yet. GET /v1/sales/{sale}/draw says how far the draw is.",
-	})
-	problemDrawVoid = fixed(problem{
-		Kind: problems.DrawVoid, detail: "The draw is void: void_reason of GET /v1/sales/{sale}/draw says why.",
-	})
+	problemDrawNotFound  = problemFor(draws.ErrNoDraw)
+	problemDrawNotFrozen = problemFor(draws.ErrNotFrozen)
+	problemDrawVoid      = problemFor(draws.ErrVoid)
+	problemBeacon        = problemFor(draw.ErrBeacon)
+	problemEntryNotFound = problemFor(draws.ErrNoEntry)
+
 	problemSeedOfParties = fixed(problem{
 		Kind:   problems.InvalidBeacon,
 		detail: "The seed of this draw is that of its parties, which reveal their secrets at POST …/draw/reveal.",
 	})
-	problemSeedOfRound = invalid("The seed of this draw is that of a round of drand: POST …/draw/beacon.")
-	problemBeacon      = fixed(problem{
-		Kind:   problems.InvalidBeacon,
-		detail: "signature is not that of the round: want the 48 bytes of drand quicknet, in hexadecimal.",
-	})
-	problemEntryNotFound = fixed(problem{
-		Kind: problems.EntryNotFound,
-		detail: "The order of the receipt is not in the list of the entries: it is of another sale, or was cancelled or " +
-			"refused before the end. GET /v1/orders/{order} says so.",
-	})
+	problemSeedOfRound  = invalid("The seed of this draw is that of a round of drand: POST …/draw/beacon.")
 	problemEntryReceipt = invalid(`receipt must be the complete "receipt" from the answer to the entry.`)
 )
 
@@ -141,9 +128,7 @@ func (s *drawService) open(c echo.Context, operator string) error {
 	if err == nil {
 		d, err = s.config.Draws.FindDraw(ctx, goods)
 	}
-	if p := problemForDraw(err); p != nil {
-		return p
-	} else if err != nil {
+	if err != nil {
 		return err
 	}
 	return writeJSON(c, http.StatusOK, d.View())
@@ -169,7 +154,7 @@ func (s *drawService) inLine(c echo.Context, in *line, do func(ctx context.Conte
 	err := in.run(c.Request(), func() error {
 		return s.orders.query(c.Request().Context(), catalogTimeout, func(ctx context.Context) error {
 			err := do(ctx)
-			if refused = problemForDraw(err); refused != nil {
+			if refused = refusalOf(err); refused != nil {
 				err = nil // Postgres has answered
 			}
 			return err
@@ -179,37 +164,6 @@ func (s *drawService) inLine(c echo.Context, in *line, do func(ctx context.Conte
 		return refused
 	}
 	return err
-}
-
-// problemForDraw returns the problem of an error that a client can act on, or nil.
-func problemForDraw(err error) *problem {
-	var (
-		known *problem
-		round *draws.WrongRoundError
-	)
-	switch {
-	case errors.As(err, &known):
-		return known
-	case errors.As(err, &round):
-		return &problem{Kind: problems.InvalidBeacon, detail: round.Error() + "."}
-	case errors.Is(err, draw.ErrBeacon):
-		return problemBeacon
-	case errors.Is(err, draws.ErrNoDraw):
-		return problemDrawNotFound
-	case errors.Is(err, draws.ErrNotFrozen):
-		return problemDrawNotFrozen
-	case errors.Is(err, draws.ErrVoid):
-		return problemDrawVoid
-	case errors.Is(err, draws.ErrLate):
-		return &problem{Kind: problems.DrawVoid, detail: "The time for secrets is over, and one is missing."}
-	case errors.Is(err, draws.ErrNoEntry):
-		return problemEntryNotFound
-	case errors.Is(err, draws.ErrNoParty):
-		return invalid("party must be the name of a party of the draw.")
-	case errors.Is(err, draw.ErrParties):
-		return invalid("secret must be the 32 bytes whose SHA-256 the party committed to, in hexadecimal.")
-	}
-	return nil
 }
 
 // takeBeacon serves POST /v1/sales/{sale}/draw/beacon.
@@ -252,7 +206,7 @@ func (s *drawService) takeSecret(c echo.Context) error {
 	}
 	secret, err := hex.DecodeString(body.Secret)
 	if err != nil {
-		return problemForDraw(draw.ErrParties)
+		return draw.ErrParties
 	}
 	d, err := s.known(c)
 	if err != nil {
@@ -272,8 +226,6 @@ func (s *drawService) takeSecret(c echo.Context) error {
 func refusedSeed(err error, otherSeed *problem) error {
 	if errors.Is(err, draws.ErrOtherSeed) {
 		return otherSeed
-	} else if p := problemForDraw(err); p != nil {
-		return p
 	}
 	return err
 }

@@ -15,7 +15,7 @@ import (
 	"stampede/draw"
 	"stampede/internal/forwarded"
 	"stampede/internal/ratelimit"
-	"stampede/reservation/problems"
+	"stampede/ledger/problems"
 )
 
 // Limit bounds how often each user or each address may call this server: a burst of Burst calls, and Rate from

@@ -20,9 +20,9 @@ import (
 	"stampede/internal/accept"
 	"stampede/internal/pg"
 	"stampede/internal/telemetry"
+	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 // Verdicts of purchases that the script did not decide.

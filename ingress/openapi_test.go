@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/ratelimit"
-	"stampede/reservation/problems"
+	"stampede/ledger/problems"
 )
 
 func TestDocumentIsValid(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
+	"stampede/ledger/problems"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 // defaultOrders is the length of a page if the request has no limit.

@@ -12,9 +12,9 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/internal/pg"
+	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 const (

@@ -17,10 +17,11 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/internal/accept"
+	"stampede/ledger/draws"
+	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 // How many seconds a client is asked to wait.
@@ -158,6 +159,7 @@ func problemFor(err error) *problem {
 		step    *order.TransitionError
 		paid    *order.AlreadyPaidError
 		back    *order.RefundedError
+		round   *draws.WrongRoundError
 		routing *echo.HTTPError
 	)
 	switch {
@@ -181,6 +183,8 @@ func problemFor(err error) *problem {
 			Kind: problems.Refunded, refundReference: back.RefundReference,
 			detail: "The refund in refund_reference was noted before. If both were made, one of them is too much.",
 		}
+	case errors.As(err, &round):
+		return &problem{Kind: problems.InvalidBeacon, detail: round.Error() + "."}
 	case errors.As(err, &step):
 		detail := "The order is " + string(step.Status) + ", which does not allow this."
 		return &problem{Kind: problems.Transition, detail: detail}
@@ -194,6 +198,20 @@ func problemFor(err error) *problem {
 		k.Err = reservation.ErrUnavailable
 	}
 	return knownProblems()[k.Err]
+}
+
+// refusalOf is the problem of an error that says that the store has answered; nil for no error, and for an outage.
+func refusalOf(err error) *problem {
+	if err == nil {
+		return nil
+	}
+	if known, ok := errors.AsType[*problem](err); ok {
+		return known
+	}
+	if p := problemFor(err); p.Status < http.StatusInternalServerError {
+		return p
+	}
+	return nil
 }
 
 // soldOutItems are the latest problems of items that are sold out, by the last letter of a code: all who want an item

@@ -13,9 +13,9 @@ import (
 
 	"stampede/internal/accept"
 	"stampede/internal/tracing"
+	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 // purchaseService takes purchases. It is written for speed because a crowd makes them: no reflection, no log line,

@@ -16,9 +16,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"stampede/internal/retry"
+	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 const (

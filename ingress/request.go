@@ -13,8 +13,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
+	"stampede/ledger/problems"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 // parseID accepts an id in the form in which our answers write it, and none of the other forms of uuid.Parse

@@ -15,8 +15,8 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/internal/accept"
+	"stampede/ledger/problems"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 // readObject reads the body of a request into a struct. Its route says how long it may be.

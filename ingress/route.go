@@ -17,7 +17,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/internal/accept"
-	"stampede/reservation/problems"
+	"stampede/ledger/problems"
 )
 
 // router serves the routes. It does for each request what is middleware elsewhere.

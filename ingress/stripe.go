@@ -20,8 +20,8 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/internal/forwarded"
+	"stampede/ledger/problems"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 const (

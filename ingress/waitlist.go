@@ -13,9 +13,9 @@ import (
 
 	"stampede/draw"
 	"stampede/ledger/draws"
+	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
 )
 
 var (

@@ -21,7 +21,7 @@ import (
 
 	"stampede/internal/test/docs"
 	"stampede/internal/test/testkit"
-	"stampede/reservation/problems"
+	"stampede/ledger/problems"
 )
 
 func TestHelpListsEachFlagWithVariable(t *testing.T) {

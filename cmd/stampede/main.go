@@ -28,7 +28,7 @@ import (
 	"stampede/ledger/deadletter"
 	"stampede/ledger/draws"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
+	"stampede/ledger/problems"
 	"stampede/sql"
 	"stampede/upkeep/archive"
 )

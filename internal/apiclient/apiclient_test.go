@@ -15,7 +15,7 @@ import (
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
+	"stampede/ledger/problems"
 )
 
 // server answers with the steps in turn, and with the last one from then on; "" breaks the connection.

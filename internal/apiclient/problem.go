@@ -15,7 +15,7 @@ import (
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
-	"stampede/reservation/problems"
+	"stampede/ledger/problems"
 )
 
 // reply is the answer of a server; its zero value is none.

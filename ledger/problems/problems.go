@@ -1,4 +1,4 @@
-// Package problems says what errors of sales and orders mean to those outside: to clients of the API (RFC 9457), to
+// Package problems says what errors of sales, orders and draws mean to those outside: to clients of the API (RFC 9457), to
 // operators on the dashboard, and to commands. Each role turns them into answers of its own form.
 package problems
 
@@ -8,7 +8,9 @@ import (
 	"net/http"
 	"slices"
 
+	"stampede/draw"
 	"stampede/internal/pg"
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -175,6 +177,36 @@ var table = []Known{
 			"Without the same Idempotency-Key, a repeated restock is another restock.",
 		"The change is recorded, and Redis does not answer.",
 		"A worker puts it in force when Redis answers. You need not repeat it.",
+	},
+	{
+		Err: draw.ErrBeacon, Kind: InvalidBeacon,
+		Detail: "signature is not that of the round: want the 48 bytes of drand quicknet, in hexadecimal.",
+	},
+	{
+		Err: draw.ErrParties, Kind: Invalid,
+		Detail: "secret must be the 32 bytes whose SHA-256 the party committed to, in hexadecimal.",
+	},
+	{
+		Err: draws.ErrNoDraw, Kind: DrawNotFound, Detail: "The units of this sale are not drawn, or there is no such sale.",
+	},
+	{
+		Err: draws.ErrNotFrozen, Kind: DrawNotFrozen,
+		Detail: "The list of the entries is not frozen yet. GET /v1/sales/{sale}/draw says how far the draw is.",
+	},
+	{
+		Err: draws.ErrVoid, Kind: DrawVoid,
+		Detail: "The draw is void: void_reason of GET /v1/sales/{sale}/draw says why.",
+	},
+	{
+		Err: draws.ErrLate, Kind: DrawVoid, Detail: "The time for secrets is over, and one is missing.",
+	},
+	{
+		Err: draws.ErrNoEntry, Kind: EntryNotFound,
+		Detail: "The order of the receipt is not in the list of the entries: it is of another sale, or was cancelled or " +
+			"refused before the end. GET /v1/orders/{order} says so.",
+	},
+	{
+		Err: draws.ErrNoParty, Kind: Invalid, Detail: "party must be the name of a party of the draw.",
 	},
 	{
 		reservation.ErrSaleNotFound, saleNotFound, "No sale has this id.",
