@@ -11,7 +11,7 @@ import (
 
 	"stampede/dashboard/fleet"
 	"stampede/dashboard/live"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/reservation"
 )
 
@@ -263,7 +263,7 @@ func saying(s *fleet.Snapshot) string {
 	}
 	for _, sale := range s.Sales {
 		if sale.State == reservation.StateOpen && sale.UnitsKnown {
-			fmt.Fprintf(&b, " %s: %s of %s available.", figure.Printable(sale.Name), count(sale.Available), count(sale.Stock))
+			fmt.Fprintf(&b, " %s: %s of %s available.", format.Printable(sale.Name), count(sale.Available), count(sale.Stock))
 		}
 	}
 	return b.String()

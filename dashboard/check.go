@@ -16,7 +16,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/ledger/deadletter"
 	"stampede/relay/target"
 	"stampede/reservation/catalog"
@@ -402,7 +402,7 @@ func newTargetRow(t target.Standing, now time.Time) targetRow {
 		kind = string(to.Kind)
 	}
 	return targetRow{
-		t, kind, figure.Printable(target.Redacted(t.URL)), t.Lag(), t.Waiting(now),
+		t, kind, format.Printable(target.Redacted(t.URL)), t.Lag(), t.Waiting(now),
 		time.Time(t.DeliveredAt), time.Time(t.LastErrorAt), time.Time(t.RetryAt),
 	}
 }

@@ -13,13 +13,13 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/ledger/deadletter"
+	"stampede/ledger/problems"
 	"stampede/relay/target"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
-	"stampede/ledger/problems"
 	"stampede/sql"
 	"stampede/upkeep/audit"
 	"stampede/upkeep/rebuild"
@@ -45,7 +45,7 @@ func words(slug any) string {
 }
 
 // count is a whole number for people.
-func count[N int | int64](n N) string { return figure.Count(n) }
+func count[N int | int64](n N) string { return format.Count(n) }
 
 // itemsText are the units of items: 2 × m, 1 × l.
 func itemsText(items order.Items) string {
@@ -161,7 +161,7 @@ func bytesText(n float64) string {
 	if n <= 0 {
 		return unknown
 	}
-	return figure.Bytes(n)
+	return format.Bytes(n)
 }
 
 // percent is a share of a whole as SVG takes it.

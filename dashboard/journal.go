@@ -14,7 +14,7 @@ import (
 
 	"stampede/dashboard/fleet"
 	"stampede/dashboard/session"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
@@ -118,7 +118,7 @@ func (j *journal) observe(before, now *fleet.Snapshot) {
 			recorded = sale.ClosesAt.IsZero() || now.At.Before(sale.ClosesAt)
 		}
 		j.add(event{
-			At: now.At, Kind: "sale", What: figure.Printable(sale.Name) + " is " + string(became), Sale: sale.ID,
+			At: now.At, Kind: "sale", What: format.Printable(sale.Name) + " is " + string(became), Sale: sale.ID,
 			Mark: marks[string(became)], Recorded: recorded,
 		})
 	}
@@ -255,7 +255,7 @@ func (d feed) happened(ctx context.Context, since time.Time) []event {
 		all = append(all, event{At: time.Now(), Kind: "dashboard", What: "has no answer from Postgres: changes may lack"})
 	}
 	for _, c := range changes {
-		what := figure.Printable(c.Name) + " " + c.Change.Name()
+		what := format.Printable(c.Name) + " " + c.Change.Name()
 		for _, m := range details(c.Data) {
 			what += ", " + m.Name + " " + m.Value
 		}
@@ -303,7 +303,7 @@ func (d feed) timeline(w http.ResponseWriter, r *http.Request, _ *session.Sessio
 	all := d.happened(ctx, time.Now().Add(-changesAge))
 	file := newFile(w, "timeline", "time", "kind", "what", "operator", "sale")
 	for _, e := range all {
-		file.row(e.At.UTC().Format(instant), e.Kind, e.What, figure.Printable(e.Operator), idText(e.Sale))
+		file.row(e.At.UTC().Format(instant), e.Kind, e.What, format.Printable(e.Operator), idText(e.Sale))
 	}
 	file.Flush()
 }

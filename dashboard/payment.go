@@ -14,7 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/dashboard/session"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/ledger"
 	"stampede/reservation/order"
 )
@@ -331,7 +331,7 @@ func (e ending) of(form url.Values) action {
 		var done []order.Payment
 		said := func(n int) string {
 			if n == 1 {
-				return "The payment " + figure.Printable(done[0].Reference) + " is " + e.name + e.says(done) + "."
+				return "The payment " + format.Printable(done[0].Reference) + " is " + e.name + e.says(done) + "."
 			}
 			return count(n) + " payments are " + e.name + e.says(done) + "."
 		}
@@ -356,7 +356,7 @@ func sumsOf(payments []order.Payment) string {
 	}
 	var texts []string
 	for _, currency := range slices.Sorted(maps.Keys(sums)) {
-		texts = append(texts, figure.Money(sums[currency], currency))
+		texts = append(texts, format.Money(sums[currency], currency))
 	}
 	if texts == nil {
 		return ""

@@ -18,7 +18,7 @@ import (
 
 	"stampede/dashboard/fleet"
 	"stampede/dashboard/live"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -58,7 +58,7 @@ type detail struct{ Name, Value, Title string }
 func details(data []byte) (found []detail) {
 	var members map[string]json.RawMessage
 	if json.Unmarshal(data, &members) != nil {
-		return []detail{{Name: "data", Value: figure.Printable(string(data))}}
+		return []detail{{Name: "data", Value: format.Printable(string(data))}}
 	}
 	for _, name := range slices.Sorted(maps.Keys(members)) {
 		value := string(members[name])
@@ -76,7 +76,7 @@ func details(data []byte) (found []detail) {
 		case name == "items" && json.Unmarshal(members[name], &items) == nil:
 			value = stocksText(items)
 		}
-		found = append(found, detail{Name: strings.ReplaceAll(name, "_", " "), Value: figure.Printable(value)})
+		found = append(found, detail{Name: strings.ReplaceAll(name, "_", " "), Value: format.Printable(value)})
 	}
 	return found
 }
@@ -250,7 +250,7 @@ func (d salePages) end(ctx context.Context, form url.Values, id uuid.UUID) (stri
 	if err != nil {
 		return "", err
 	}
-	if typed := field(form, "name"); typed != strings.TrimSpace(sale.Name) && typed != figure.Printable(sale.Name) {
+	if typed := field(form, "name"); typed != strings.TrimSpace(sale.Name) && typed != format.Printable(sale.Name) {
 		return "", &refusal{
 			"That is not the name of this sale.", "Nothing was done. Type the name as it stands at the top of the page.",
 		}
@@ -329,7 +329,7 @@ func (d salePages) create(ctx context.Context, r *http.Request, _ string) (actio
 			return "", err
 		}
 		return fmt.Sprintf("The sale %s is created, with %s units: it is %s.",
-			figure.Printable(sale.Name), count(sale.Stock), sale.State), nil
+			format.Printable(sale.Name), count(sale.Stock), sale.State), nil
 	}}, nil
 }
 
@@ -368,7 +368,7 @@ func formTerms(form url.Values) (t reservation.Terms, err error) {
 	}
 	if text := field(form, "price"); text != "" {
 		var ok bool
-		if t.UnitPrice, ok = figure.ParseMoney(text, t.Currency); !ok {
+		if t.UnitPrice, ok = format.ParseMoney(text, t.Currency); !ok {
 			err = &refusal{
 				fmt.Sprintf("%q is not an amount of %s.", text, cmp.Or(t.Currency, "a currency")),
 				"Nothing was done. Write it like 49.50, with a point and no more digits than the currency has.",

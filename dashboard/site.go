@@ -21,7 +21,7 @@ import (
 	"stampede/dashboard/fleet"
 	"stampede/dashboard/live"
 	"stampede/dashboard/session"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/operators"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
@@ -140,7 +140,7 @@ func (v view) Version() string { return telemetry.BuildVersion() }
 // functions are what templates call.
 var functions = template.FuncMap{
 	"moment": moment, "exact": exact, "hour": hourOf, "value": eventValue,
-	"printable": figure.Printable, "money": figure.Money, "lasting": lasting, "gap": gap, "join": strings.Join,
+	"printable": format.Printable, "money": format.Money, "lasting": lasting, "gap": gap, "join": strings.Join,
 	"fields": func(v any) []string { return strings.Fields(fmt.Sprint(v)) },
 	"count":  func(n int64) string { return count(n) },
 	"count0": func(n int) string { return count(n) },
@@ -218,7 +218,7 @@ func readTemplates(keys reservation.Keys) (t templates, err error) {
 	named := template.FuncMap{"partitions": func(streams []string) string {
 		var names []string
 		for _, s := range streams {
-			names = append(names, cmp.Or(partitions[s], figure.Printable(s)))
+			names = append(names, cmp.Or(partitions[s], format.Printable(s)))
 		}
 		return "partition " + strings.Join(names, ", ")
 	}}
@@ -361,7 +361,7 @@ func (d *site) act(
 		done, err := a.do()
 		did := event{At: time.Now(), Kind: "action", Operator: operator}
 		subject := []rune(strings.TrimSpace(fmt.Sprintln(append([]any{a.name}, a.ids...)...)))
-		did.What = figure.Printable(string(subject[:min(len(subject), subjectMax)])) + ": "
+		did.What = format.Printable(string(subject[:min(len(subject), subjectMax)])) + ": "
 		log := d.Logger.With(append([]any{"operator", operator, "action", a.name}, a.ids...)...)
 		if err != nil {
 			text, hint, _ := explain(err)
@@ -393,7 +393,7 @@ func each[T any](all []T, said func(done int) string, do func(T) error) (string,
 			continue
 		}
 		text, _, _ := explain(err)
-		failed, last = append(failed, figure.Printable(fmt.Sprint(one))+": "+text), err
+		failed, last = append(failed, format.Printable(fmt.Sprint(one))+": "+text), err
 	}
 	switch {
 	case len(failed) == 0:

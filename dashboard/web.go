@@ -29,7 +29,7 @@ import (
 	"stampede/dashboard/session"
 	"stampede/docs"
 	"stampede/internal/accept"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/operators"
 	"stampede/internal/ratelimit"
 )
@@ -306,7 +306,7 @@ func newFile(w http.ResponseWriter, name string, columns ...string) csvFile {
 // row writes untrusted texts as a row.
 func (f csvFile) row(cells ...string) {
 	for i := range cells {
-		cells[i] = figure.Cell(cells[i])
+		cells[i] = format.Cell(cells[i])
 	}
 	_ = f.Write(cells)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -59,7 +59,7 @@ func TestStripesUnitsAreThoseOfISO4217(t *testing.T) {
 	s := stripeService{operatorService: &operatorService{core: &core{config: Config{StripeMetadata: "order_id"}}}}
 	for digits, currencies := range stripeCurrencies {
 		for currency := range strings.FieldsSeq(currencies) {
-			want, ok := figure.ParseMoney("5000", currency)
+			want, ok := format.ParseMoney("5000", currency)
 			require.True(t, ok)
 			number := "5000" + strings.Repeat("0", digits)
 			money, outcome := s.readEvent([]byte(paidIntent("pi_1", number, strings.ToLower(currency), metadataOf("x"))))

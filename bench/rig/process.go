@@ -22,7 +22,7 @@ import (
 	"stampede/bench/front"
 	"stampede/bench/httpload"
 	"stampede/internal/dev/child"
-	"stampede/internal/dev/crowd"
+	"stampede/internal/dev/loadgen"
 	"stampede/reservation"
 )
 
@@ -259,7 +259,7 @@ func (c Stampede) Start(b testing.TB, stock int64) *System {
 	s.launch()
 	b.Cleanup(s.Close)
 	var err error
-	s.Sale, err = crowd.CreateSale(b.Context(), "http://"+s.Fronts[0].Addr, adminToken,
+	s.Sale, err = loadgen.CreateSale(b.Context(), "http://"+s.Fronts[0].Addr, adminToken,
 		reservation.Terms{Name: "bench", Stock: stock})
 	require.NoError(b, err)
 	c.awaitOpen(s)

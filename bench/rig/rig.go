@@ -21,7 +21,7 @@ import (
 
 	"stampede/bench/designs"
 	"stampede/bench/front"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 )
 
 var (
@@ -255,7 +255,7 @@ func (s Spread) FormatMedian(write func(float64) string) string {
 }
 
 // Count writes a whole number with thousands separators.
-func Count(v float64) string { return figure.Count(int64(math.Round(v))) }
+func Count(v float64) string { return format.Count(int64(math.Round(v))) }
 
 // Ratio writes a number with about three digits.
 func Ratio(v float64) string {

@@ -23,7 +23,7 @@ import (
 
 	"stampede/bench/httpload"
 	"stampede/internal/connect"
-	"stampede/internal/dev/crowd"
+	"stampede/internal/dev/loadgen"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -132,7 +132,7 @@ func (s *System) Warm(connections int) int64 {
 func (s *System) Payments(number int) httpload.Load {
 	s.b.Helper()
 	front := s.Fronts[0].Addr
-	sale, err := crowd.CreateSale(s.b.Context(), "http://"+front, adminToken,
+	sale, err := loadgen.CreateSale(s.b.Context(), "http://"+front, adminToken,
 		reservation.Terms{Name: "bench of payments", Stock: int64(number), PaymentWindow: time.Hour})
 	require.NoError(s.b, err)
 	head := PurchaseHead(sale) + "payer-"

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/internal/connect"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/progress"
 	"stampede/reservation"
 	"stampede/sql"
@@ -191,11 +191,11 @@ func writeReconciled(w io.Writer, report audit.ReconcileReport) (err error) {
 		return err
 	}
 	for _, r := range report.Remedies {
-		became := figure.Count(r.Mended) + " mended"
+		became := format.Count(r.Mended) + " mended"
 		if report.DryRun {
 			became = "nothing done"
 		}
-		if _, err = fmt.Fprintf(w, "%-12s %s found, %s: %s\n", r.Remedy, figure.Count(r.Found), became, r.Says); err != nil {
+		if _, err = fmt.Fprintf(w, "%-12s %s found, %s: %s\n", r.Remedy, format.Count(r.Found), became, r.Says); err != nil {
 			return err
 		}
 	}
@@ -204,7 +204,7 @@ func writeReconciled(w io.Writer, report audit.ReconcileReport) (err error) {
 			return err
 		}
 	}
-	_, err = fmt.Fprintf(w, "%s remain\n", figure.Count(report.Remaining))
+	_, err = fmt.Fprintf(w, "%s remain\n", format.Count(report.Remaining))
 	return err
 }
 
@@ -366,11 +366,11 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams) error {
 	}
 	_, err = fmt.Fprintf(s.out,
 		"%s orders compared with their events in %v; %s of them differed and were replaced\n",
-		figure.Count(report.Orders), report.Took.Round(time.Millisecond), figure.Count(report.Replaced))
+		format.Count(report.Orders), report.Took.Round(time.Millisecond), format.Count(report.Replaced))
 	for _, r := range report.Recounted {
 		if err == nil {
 			_, err = fmt.Fprintf(s.out, "sale %s: sold was %s and is %s, the last place was %s and is %s\n", r.Sale,
-				figure.Count(r.Was), figure.Count(r.Is), figure.Count(r.LastWas), figure.Count(r.LastIs))
+				format.Count(r.Was), format.Count(r.Is), format.Count(r.LastWas), format.Count(r.LastIs))
 		}
 	}
 	return cmp.Or(err, damaged)
@@ -386,7 +386,7 @@ func (c *projectionsRebuildCmd) restore(ctx context.Context, s *streams, pool *p
 		return writeJSON(s.out, restored)
 	}
 	_, err = fmt.Fprintf(s.out, "sale %s: %s orders with %s events are back in Postgres, in %v\n", restored.Sale,
-		figure.Count(restored.Orders), figure.Count(restored.Events), restored.Took.Round(time.Millisecond))
+		format.Count(restored.Orders), format.Count(restored.Events), restored.Took.Round(time.Millisecond))
 	return err
 }
 

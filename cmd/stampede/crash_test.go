@@ -22,7 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/crashpoint"
-	"stampede/internal/dev/crowd"
+	"stampede/internal/dev/loadgen"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
 )
@@ -46,7 +46,7 @@ func TestKilledWorkerLosesAndDuplicatesNoOrder(t *testing.T) {
 				victim.Setenv(crashpoint.Env, point+":3")
 				victim.Start()
 
-				buyers, verifier := s.crowd(crowd.Config{
+				buyers, verifier := s.crowd(loadgen.Config{
 					URLs: []string{url}, Sale: sale, Buyers: crowdSize, Over: time.Second,
 					DoubleClicks: 0.1,
 				})
@@ -71,7 +71,7 @@ func TestKilledIngressLosesAndDuplicatesNoOrder(t *testing.T) {
 	sale := s.sale(url2, stock)
 	s.worker("worker").Start()
 
-	buyers, verifier := s.crowd(crowd.Config{
+	buyers, verifier := s.crowd(loadgen.Config{
 		URLs: []string{url1, url2}, Sale: sale, Buyers: crowdSize, Over: 2 * time.Second, DoubleClicks: 0.2,
 	})
 	var running sync.WaitGroup
@@ -90,7 +90,7 @@ func TestTenThousandBuyersOnAHundredUnits(t *testing.T) {
 	_, url := s.serve()
 	sale := s.sale(url, stock)
 	s.worker("worker").Start()
-	buyers, verifier := s.crowd(crowd.Config{
+	buyers, verifier := s.crowd(loadgen.Config{
 		URLs: []string{url}, Sale: sale, Buyers: crowdSize, DoubleClicks: 0.05,
 		Connections: 1000, TryTimeout: 20 * time.Second,
 	})

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/test/testbrowser"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
@@ -80,7 +80,7 @@ func dashboardShowsTheMinute(t *testing.T, browser *testbrowser.Browser) {
 	best := time.Hour
 	for try := 1; try <= tries && best > soon; try++ {
 		s.buy(one, sale, fmt.Sprint("ann-", try))
-		bought, left := time.Now(), figure.Count(int64(100_000-try))
+		bought, left := time.Now(), format.Count(int64(100_000-try))
 		b.Until(fmt.Sprintf(`window.seen[%q]`, left), "the unit that is gone")
 		best = min(best, time.UnixMilli(testbrowser.Evaluate[int64](b, fmt.Sprintf(`window.seen[%q]`, left))).Sub(bought))
 	}

@@ -18,8 +18,8 @@ import (
 	"stampede/ingress"
 	"stampede/internal/accept"
 	"stampede/internal/connect"
-	"stampede/internal/dev/crowd"
 	"stampede/internal/dev/demo"
+	"stampede/internal/dev/loadgen"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/operators"
 	"stampede/internal/telemetry"
@@ -241,7 +241,7 @@ type demoCmd struct {
 func (c *demoCmd) Validate() error {
 	return cmp.Or(
 		c.optionalServers.Validate(),
-		checkFlag(c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers, fmt.Sprintf("at most %d", crowd.MaxBuyers)),
+		checkFlag(c.Buyers <= loadgen.MaxBuyers, "--buyers", c.Buyers, fmt.Sprintf("at most %d", loadgen.MaxBuyers)),
 		checkFlag(c.Shards >= 1 && c.Shards <= reservation.MaxPartitions, "--shards", c.Shards,
 			fmt.Sprintf("1 to %d", reservation.MaxPartitions)),
 		wantAtLeast("--over", c.Over, 0),

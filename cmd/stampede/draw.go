@@ -18,7 +18,7 @@ import (
 
 	"stampede/draw"
 	"stampede/internal/apiclient"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/ledger/draws"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -219,7 +219,7 @@ func (c *drawOpenCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 			v, err := on.Draw(ctx, c.Sale)
 			of := "the entries are not known yet"
 			if v.Entries != nil {
-				of = fmt.Sprintf("%s of %s had theirs", figure.Count(v.Offered+v.Skipped), figure.Count(*v.Entries))
+				of = fmt.Sprintf("%s of %s had theirs", format.Count(v.Offered+v.Skipped), format.Count(*v.Entries))
 			}
 			return "Everybody can buy what the draw leaves when each rank had its turn: " + of + ".", err
 		})

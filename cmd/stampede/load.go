@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/connect"
-	"stampede/internal/dev/crowd"
-	"stampede/internal/figure"
+	"stampede/internal/dev/loadgen"
+	"stampede/internal/format"
 	"stampede/reservation"
 )
 
@@ -52,8 +52,8 @@ func (c *loadCmd) Validate() error {
 		c.keysFlags.Validate(),
 		wantAtLeast("--stock", c.Stock, 1),
 		wantAtLeast("--shards", c.Shards, 1),
-		checkFlag(c.Buyers >= 1 && c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers,
-			fmt.Sprintf("1 to %d", crowd.MaxBuyers)),
+		checkFlag(c.Buyers >= 1 && c.Buyers <= loadgen.MaxBuyers, "--buyers", c.Buyers,
+			fmt.Sprintf("1 to %d", loadgen.MaxBuyers)),
 		c.validatePace(),
 		wantAtLeast("--quantity", c.Quantity, 1),
 		wantShare("--double-clicks", c.DoubleClicks),
@@ -104,7 +104,7 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	if len(c.Items) > 0 {
 		terms.Items, terms.Stock = itemTerms(c.Items)
 	}
-	config := crowd.Config{
+	config := loadgen.Config{
 		URLs: c.URLs, Sale: c.Sale, Buyers: c.Buyers, Over: c.over(), Quantity: c.Quantity, Items: terms.Codes(),
 		DoubleClicks: c.DoubleClicks, Connections: c.Connections, Patience: c.Patience, Auth: c.auth(),
 	}
@@ -117,12 +117,12 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	}
 	defer servers.close()
 	if config.Sale == uuid.Nil {
-		if config.Sale, err = crowd.CreateSale(ctx, c.URLs[0], c.AdminToken, terms); err != nil {
+		if config.Sale, err = loadgen.CreateSale(ctx, c.URLs[0], c.AdminToken, terms); err != nil {
 			return err
 		}
-		_, _ = fmt.Fprintf(s.err, "created sale %s of %s units\n", config.Sale, figure.Count(terms.Stock))
+		_, _ = fmt.Fprintf(s.err, "created sale %s of %s units\n", config.Sale, format.Count(terms.Stock))
 	}
-	buyers, err := crowd.New(config)
+	buyers, err := loadgen.New(config)
 	if err != nil {
 		return err
 	}
@@ -174,10 +174,10 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 
 // loadResult is the result of load as JSON.
 type loadResult struct {
-	Sale  uuid.UUID    `json:"sale_id"`
-	Crowd crowd.Report `json:"crowd"`
+	Sale  uuid.UUID      `json:"sale_id"`
+	Crowd loadgen.Report `json:"crowd"`
 	// Checked compares the answers with the orders.
-	Checked crowd.Comparison `json:"checked"`
+	Checked loadgen.Comparison `json:"checked"`
 	// Audit is what stampede audit prints, absent without Redis and Postgres.
 	Audit json.RawMessage `json:"audit,omitempty"`
 }
@@ -227,21 +227,21 @@ func (c *loadCmd) openServers(ctx context.Context, logger *slog.Logger) (loadSer
 	return loadServers{pool: b.pool, backend: b, close: b.Close}, nil
 }
 
-func (c *loadCmd) auth() crowd.Auth {
+func (c *loadCmd) auth() loadgen.Auth {
 	if c.JWTSecret != "" {
-		return crowd.JWTAuth{Secret: []byte(c.JWTSecret), Issuer: c.JWTIssuer, Audience: c.JWTAudience}
+		return loadgen.JWTAuth{Secret: []byte(c.JWTSecret), Issuer: c.JWTIssuer, Audience: c.JWTAudience}
 	}
-	return crowd.HeaderAuth(c.AuthHeader)
+	return loadgen.HeaderAuth(c.AuthHeader)
 }
 
 func (c *loadCmd) openVerifier(
-	ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID, auth crowd.Auth,
-) (crowd.Verifier, error) {
-	api, err := crowd.NewAPIVerifier(ctx, c.URLs[0], sale, auth)
+	ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID, auth loadgen.Auth,
+) (loadgen.Verifier, error) {
+	api, err := loadgen.NewAPIVerifier(ctx, c.URLs[0], sale, auth)
 	if err != nil || pool == nil {
 		return api, err
 	}
-	verifier, err := crowd.NewPostgresVerifier(ctx, pool, sale)
+	verifier, err := loadgen.NewPostgresVerifier(ctx, pool, sale)
 	if err != nil {
 		return nil, err
 	}
@@ -251,9 +251,9 @@ func (c *loadCmd) openVerifier(
 
 // send runs the crowd with its progress on w, and watches the orders arrive in Postgres.
 func send(
-	ctx context.Context, w io.Writer, buyers *crowd.Crowd, verifier crowd.Verifier, patience time.Duration,
-) (crowd.Report, error) {
-	var durable crowd.Durable
+	ctx context.Context, w io.Writer, buyers *loadgen.Crowd, verifier loadgen.Verifier, patience time.Duration,
+) (loadgen.Report, error) {
+	var durable loadgen.Durable
 	var running errgroup.Group
 	running.Go(func() error { buyers.Run(ctx); return nil })
 	running.Go(func() error { buyers.ShowProgress(ctx, w, isTerminal(w)); return nil })
@@ -264,7 +264,7 @@ func send(
 	err := running.Wait()
 	report := buyers.Report()
 	switch {
-	case errors.Is(err, crowd.ErrPaymentWindow):
+	case errors.Is(err, loadgen.ErrPaymentWindow):
 		return report, nil // the report omits it
 	case err != nil:
 		return report, err
@@ -274,7 +274,7 @@ func send(
 }
 
 // judge prints the comparison. It returns errBroken if it does not hold, and another error if clicks failed.
-func (c *loadCmd) judge(w io.Writer, report crowd.Report, comparison crowd.Comparison) error {
+func (c *loadCmd) judge(w io.Writer, report loadgen.Report, comparison loadgen.Comparison) error {
 	where := "Postgres"
 	if c.DatabaseURL == "" {
 		where = "the answers of the ingress"

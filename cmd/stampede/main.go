@@ -27,8 +27,8 @@ import (
 	"stampede/internal/telemetry"
 	"stampede/ledger/deadletter"
 	"stampede/ledger/draws"
-	"stampede/reservation/order"
 	"stampede/ledger/problems"
+	"stampede/reservation/order"
 	"stampede/sql"
 	"stampede/upkeep/archive"
 )

@@ -21,7 +21,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"stampede/internal/connect"
-	"stampede/internal/dev/crowd"
+	"stampede/internal/dev/loadgen"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -159,7 +159,7 @@ func (s *shop) sale(url string, stock int64) uuid.UUID {
 
 func (s *shop) createSale(url string, terms reservation.Terms) uuid.UUID {
 	s.t.Helper()
-	sale, err := crowd.CreateSale(s.t.Context(), url, adminToken, terms)
+	sale, err := loadgen.CreateSale(s.t.Context(), url, adminToken, terms)
 	require.NoError(s.t, err)
 	return sale
 }
@@ -204,19 +204,19 @@ func call(t testing.TB, method, url, body string, headers ...string) (status int
 }
 
 // crowd prepares buyers and the verifier of their orders.
-func (s *shop) crowd(config crowd.Config) (*crowd.Crowd, *crowd.PostgresVerifier) {
+func (s *shop) crowd(config loadgen.Config) (*loadgen.Crowd, *loadgen.PostgresVerifier) {
 	s.t.Helper()
 	config.Patience = within
-	verifier, err := crowd.NewPostgresVerifier(s.t.Context(), s.pool, config.Sale)
+	verifier, err := loadgen.NewPostgresVerifier(s.t.Context(), s.pool, config.Sale)
 	require.NoError(s.t, err)
-	buyers, err := crowd.New(config)
+	buyers, err := loadgen.New(config)
 	require.NoError(s.t, err)
 	return buyers, verifier
 }
 
 // requireKept waits until all accepted orders are in Postgres, and checks the promises: by the ledger of the crowd and
 // by the audit.
-func (s *shop) requireKept(buyers *crowd.Crowd, verifier *crowd.PostgresVerifier, sale uuid.UUID, sold int) {
+func (s *shop) requireKept(buyers *loadgen.Crowd, verifier *loadgen.PostgresVerifier, sale uuid.UUID, sold int) {
 	s.t.Helper()
 	durable, err := buyers.WatchDurable(s.t.Context(), verifier, within)
 	require.NoError(s.t, err)

@@ -22,7 +22,7 @@ import (
 
 	"stampede/internal/apiclient"
 	"stampede/internal/connect"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/progress"
 	"stampede/ledger"
 	"stampede/relay/target"
@@ -124,7 +124,7 @@ func writeHistory(w io.Writer, o order.HistoryView) error {
 		{"reason", printable(o.Reason)},
 		{"kind", string(o.Kind)},
 		{"entry for", idOrDash(o.EntryFor)},
-		{"amount", figure.Money(o.Amount, o.Currency)},
+		{"amount", format.Money(o.Amount, o.Currency)},
 		{"payment", printable(o.PaymentReference)},
 		{"pay from", o.PayFrom},
 		{"pay until", o.ExpiresAt},
@@ -221,7 +221,7 @@ func writeOrders(w io.Writer, orders []order.PlacedView) error {
 		changed, _ := time.Parse(time.RFC3339, o.UpdatedAt)
 		payFrom, _ := time.Parse(time.RFC3339, o.PayFrom)
 		t.row(o.OrderID, o.Status, o.Quantity, printable(o.UserID), o.SaleID, second(reserved), second(changed),
-			second(payFrom), orDash(figure.Money(o.Amount, o.Currency)), orDash(o.PaymentReference))
+			second(payFrom), orDash(format.Money(o.Amount, o.Currency)), orDash(o.PaymentReference))
 	}
 	return t.Flush()
 }
@@ -365,7 +365,7 @@ func (c *orderExportCmd) export(ctx context.Context, s *streams, pool *pgxpool.P
 		Path   string `json:"path"`
 		Orders int64  `json:"orders"`
 		Cursor *int64 `json:"cursor,omitempty"`
-	}{c.To, written, cursor}, "%s orders are in %s\n%s", figure.Count(written), c.To, next)
+	}{c.To, written, cursor}, "%s orders are in %s\n%s", format.Count(written), c.To, next)
 }
 
 // span returns what bounds the export. Its end is settled, so that no change is missing that is committed later; and it
@@ -415,9 +415,9 @@ func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flu
 				entryFor = line.EntryFor.String()
 			}
 			row = append(row[:0],
-				line.OrderID.String(), line.SaleID.String(), figure.Cell(line.UserID), strconv.FormatInt(line.Quantity, 10),
+				line.OrderID.String(), line.SaleID.String(), format.Cell(line.UserID), strconv.FormatInt(line.Quantity, 10),
 				string(line.Status), strconv.Itoa(line.Version), line.ReservedAt, line.UpdatedAt, line.PaidAt, line.PayFrom,
-				line.ExpiresAt, amount, line.Currency, figure.Cell(line.PaymentReference), figure.Cell(line.Reason),
+				line.ExpiresAt, amount, line.Currency, format.Cell(line.PaymentReference), format.Cell(line.Reason),
 				strconv.FormatInt(line.Sequence, 10), strconv.FormatInt(line.Epoch, 10), string(line.Items), entryFor,
 				string(line.Kind))
 			return rows.Write(row)

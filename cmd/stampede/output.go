@@ -20,7 +20,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 )
 
 // outputFlag is for commands that print a result. Errors are text on standard error, whatever the format.
@@ -96,7 +96,7 @@ func (t table) row(cells ...any) {
 }
 
 // printable makes what others wrote safe for a terminal: it may have any bytes.
-func printable(text string) string { return figure.Printable(text) }
+func printable(text string) string { return format.Printable(text) }
 
 // orDash is printable, with a dash for no text.
 func orDash(text string) string {
@@ -145,7 +145,7 @@ func details(data []byte) string {
 			}
 		case json.Unmarshal(members[name], &list) == nil && len(list) > listedMax:
 			first, _ := json.Marshal(list[:listedMax]) // they were JSON
-			value = fmt.Sprintf("%s… (%s in all)", printable(strings.TrimSuffix(string(first), "]")), figure.Count(len(list)))
+			value = fmt.Sprintf("%s… (%s in all)", printable(strings.TrimSuffix(string(first), "]")), format.Count(len(list)))
 		}
 		texts = append(texts, name+"="+value)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/internal/apiclient"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/progress"
 	"stampede/reservation/order"
 )
@@ -60,8 +60,8 @@ func (c *paymentImportCmd) Run(ctx context.Context, s *streams) error {
 	}
 	n := found.imported
 	if err := c.print(s.out, n, "%s settled, %s due for refund, %s waiting, %s unclear, %s refunded, %s reported before, "+
-		"%s bad lines\n", figure.Count(n.Settled), figure.Count(n.RefundDue), figure.Count(n.Waiting),
-		figure.Count(n.Unclear), figure.Count(n.Refunded), figure.Count(n.Repeated), figure.Count(n.Bad)); err != nil {
+		"%s bad lines\n", format.Count(n.Settled), format.Count(n.RefundDue), format.Count(n.Waiting),
+		format.Count(n.Unclear), format.Count(n.Refunded), format.Count(n.Repeated), format.Count(n.Bad)); err != nil {
 		return err
 	}
 	return verdict(nil, n.Bad > 0, false)
@@ -193,7 +193,7 @@ func (n *paymentImport) hold(_ context.Context, line importedLine, err error) er
 	switch {
 	case !known && len(n.order) == refundsMax:
 		return usagef("the file has more than %s refunds: split it, so that each part has the refunds of its payments",
-			figure.Count(refundsMax))
+			format.Count(refundsMax))
 	case !known:
 		r := &refund{line, line.number}
 		n.refunds[line.Reference] = r

@@ -27,7 +27,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/dev/crowd"
+	"stampede/internal/dev/loadgen"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/reservation"
@@ -116,7 +116,7 @@ func TestKilledRelaysTellShopOfEveryOrder(t *testing.T) {
 		r.Start()
 	}
 	sale := s.sale(url, stock)
-	buyers, verifier := s.crowd(crowd.Config{URLs: []string{url}, Sale: sale, Buyers: crowdSize, Over: 2 * time.Second})
+	buyers, verifier := s.crowd(loadgen.Config{URLs: []string{url}, Sale: sale, Buyers: crowdSize, Over: 2 * time.Second})
 	var running sync.WaitGroup
 	running.Go(func() { buyers.Run(t.Context()) })
 	for range 4 {

@@ -20,7 +20,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/crashpoint"
 	"stampede/internal/dev/localserver"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/retry"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
@@ -249,7 +249,7 @@ func TestImportAfterRestoreOfPostgresLosesNoMoney(t *testing.T) {
 	t.Log(s.ends(exitOK, "payment", "import", provider))
 	testkit.Eventually(t, within, "all money has settled its order", func() bool { return settled() == len(list) })
 	require.Contains(t, s.ends(exitOK, "payment", "import", provider),
-		fmt.Sprintf("0 settled, 0 due for refund, 0 waiting, 0 unclear, 0 refunded, %s reported before, ", figure.Count(int64(len(list)))))
+		fmt.Sprintf("0 settled, 0 due for refund, 0 waiting, 0 unclear, 0 refunded, %s reported before, ", format.Count(int64(len(list)))))
 	require.Equal(t, len(list), s.count("SELECT count(*) FROM orders WHERE status = 'paid'"))
 	s.ends(exitOK, "audit", "--wait=60s")
 }

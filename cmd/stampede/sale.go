@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/internal/apiclient"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -108,7 +108,7 @@ func price(minor int64, currency string) string {
 	if minor == 0 {
 		currency = ""
 	}
-	return orDash(figure.Money(minor, currency))
+	return orDash(format.Money(minor, currency))
 }
 
 // writeSale shows all of a sale.
@@ -346,7 +346,7 @@ func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 		err := c.confirm(ctx, s, func() (string, error) {
 			sale, err := sales.Show(ctx, c.Sale)
 			return fmt.Sprintf("The sale %q ends: of %s units %s are sold, %s held, %s unsold.", sale.Name,
-				figure.Count(sale.Stock), figure.Count(sale.Sold), figure.Count(sale.Held), figure.Count(sale.Available)), err
+				format.Count(sale.Stock), format.Count(sale.Sold), format.Count(sale.Held), format.Count(sale.Available)), err
 		})
 		if err != nil {
 			return catalog.CountedSale{}, err

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/upkeep/archive"
 )
 
@@ -61,8 +61,8 @@ func (c *saleArchiveCmd) archive(ctx context.Context, s *streams, b *backend, lo
 			archived = append(archived, done)
 			if !c.json() {
 				const line = "sale %s: %s orders with %s events are in %s (%s bytes), and were deleted, in %v\n"
-				_, err = fmt.Fprintf(s.out, line, sale, figure.Count(done.Orders), figure.Count(done.Events), done.Path,
-					figure.Count(done.Bytes), done.Took.Round(time.Millisecond))
+				_, err = fmt.Fprintf(s.out, line, sale, format.Count(done.Orders), format.Count(done.Events), done.Path,
+					format.Count(done.Bytes), done.Took.Round(time.Millisecond))
 			}
 		case errors.Is(err, archive.ErrRefused) && c.Sale == uuid.Nil:
 			_, err = fmt.Fprintln(s.err, err)

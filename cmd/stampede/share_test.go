@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/connect"
-	"stampede/internal/dev/crowd"
+	"stampede/internal/dev/loadgen"
 	"stampede/internal/retry"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
@@ -158,7 +158,7 @@ func (s *sharedShop) load(partitions []int, stock int, over time.Duration, durin
 	var checks []func()
 	for _, p := range partitions {
 		sale := s.saleIn(p, int64(stock))
-		buyers, verifier := s.crowd(crowd.Config{
+		buyers, verifier := s.crowd(loadgen.Config{
 			URLs: []string{s.url}, Sale: sale, Buyers: stock, Over: over, DoubleClicks: 0.05,
 		})
 		running.Go(func() { buyers.Run(s.t.Context()) })

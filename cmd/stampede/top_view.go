@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/dashboard/fleet"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 )
 
 // topView draws a snapshot for a terminal. Lines are cut to width.
@@ -243,7 +243,7 @@ func (v topView) rates(s *fleet.Snapshot) []topLine {
 		orders.add(plain, " (p50 %s p99 %s after accepted)", took(r.DurableP50), took(r.DurableP99))
 	}
 	if r.BacklogKnown {
-		orders.add(plain, ", backlog %s", figure.Count(r.Backlog))
+		orders.add(plain, ", backlog %s", format.Count(r.Backlog))
 		if r.Backlog > 0 {
 			orders.add(plain, ", oldest %s", took(r.OldestWaiting))
 		}
@@ -252,7 +252,7 @@ func (v topView) rates(s *fleet.Snapshot) []topLine {
 	}
 	if s.Postgres.Reachable {
 		orders.add(plain, ", dead letters ")
-		orders.add(badIf(s.DeadLetters > 0), "%s", figure.Count(s.DeadLetters))
+		orders.add(badIf(s.DeadLetters > 0), "%s", format.Count(s.DeadLetters))
 	}
 	return []topLine{nil, purchases, answers, orders, paymentsLine(s)}
 }
@@ -268,7 +268,7 @@ func paymentsLine(s *fleet.Snapshot) (l topLine) {
 		l.add(yellow, "unknown")
 	}
 	if u := s.Unpaid; u != nil {
-		l.add(plain, "; unpaid: %s end in 1 min, %s in 5", figure.Count(u.InMinute), figure.Count(u.InFive))
+		l.add(plain, "; unpaid: %s end in 1 min, %s in 5", format.Count(u.InMinute), format.Count(u.InFive))
 		if u.LastTurn.After(s.At) {
 			l.add(plain, ", last turn in %s", ago(u.LastTurn, s.At))
 		}
@@ -303,7 +303,7 @@ func (v topView) sales(s *fleet.Snapshot) []topLine {
 		units := []any{"?", "?", "?"}
 		if sale.UnitsKnown {
 			for at, n := range []int64{sale.Available, sale.Held, sale.Sold} {
-				units[at] = figure.Count(n)
+				units[at] = format.Count(n)
 			}
 			l = append(l, stockBar(sale, bar)...)
 		} else {
@@ -376,7 +376,7 @@ func (v topView) processes(s *fleet.Snapshot) []topLine {
 			kind = strings.ReplaceAll(kind, ", ", ",")[:16]
 		}
 		l.add(plain, figures,
-			kind, cpu, figure.Bytes(p.MemoryBytes), rate(p.Connections), perSecond)
+			kind, cpu, format.Bytes(p.MemoryBytes), rate(p.Connections), perSecond)
 		lines = append(lines, l)
 		if p.NotReady != "" {
 			lines = append(lines, topLine{{red, "  └ not ready: " + printable(p.NotReady)}})
@@ -416,7 +416,7 @@ func rate(perSecond float64) string {
 	case perSecond > 0 && perSecond < 9.95:
 		return fmt.Sprintf("%.1f", perSecond)
 	}
-	return figure.Count(int64(math.Round(perSecond)))
+	return format.Count(int64(math.Round(perSecond)))
 }
 
 func took(d time.Duration) string {

@@ -25,7 +25,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/dev/crowd"
+	"stampede/internal/dev/loadgen"
 	"stampede/internal/retry"
 	"stampede/internal/test/testkit"
 	"stampede/stream"
@@ -279,9 +279,9 @@ func (u *upgrade) roll() {
 	sale := u.createSale(`{"name":"crowd","stock":100000,"shards":4}`)
 	const perSecond = 150
 	over := 10 * time.Minute // longer than this takes; the crowd is ended
-	buyers, verifier := u.crowd(crowd.Config{
+	buyers, verifier := u.crowd(loadgen.Config{
 		URLs: []string{u.balancer.url}, Sale: sale, Buyers: perSecond * int(over/time.Second), Over: over, DoubleClicks: 0.2,
-		Auth: crowd.JWTAuth{Secret: []byte(jwtSecret)},
+		Auth: loadgen.JWTAuth{Secret: []byte(jwtSecret)},
 	})
 	customers := &customers{upgrade: u, sale: u.createSale(`{"name":"payers","stock":100000,"payment_window_seconds":600,` +
 		`"shards":4}`)}

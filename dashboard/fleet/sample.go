@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 )
 
 // The metrics that are read. All others are skipped before they are parsed, which makes a round several times cheaper.
@@ -423,7 +423,7 @@ func shortened(text string, runesMax int) string {
 		text = string(runes[:runesMax]) + "…"
 	}
 	return strings.Map(func(r rune) rune {
-		if figure.Misleads(r) {
+		if format.Misleads(r) {
 			return ' '
 		}
 		return r

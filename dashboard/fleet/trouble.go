@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"stampede/internal/clocks"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/upkeep/rebuild"
 )
 
@@ -364,7 +364,7 @@ func (t *troubles) checkProcess(f *Fleet, s *Snapshot, p *process) {
 			several(int64(says.refunds), "payment has", "payments have"), int(says.refundAge/3600))
 	}
 	if says.paymentAge > paymentWaitMax {
-		t.raise(paymentWaits, "", "the oldest of %s has waited for %v", figure.Count(int64(says.payments)),
+		t.raise(paymentWaits, "", "the oldest of %s has waited for %v", format.Count(int64(says.payments)),
 			seconds(says.paymentAge).Round(time.Second))
 	}
 	if says.unclearAge > unclearAgeMax {
@@ -434,10 +434,10 @@ func (t *troubles) checkOrders(f *Fleet, s *Snapshot, r round) {
 			t.backlog = t.backlog[1:]
 			first, middle := t.backlog[0], t.backlog[backlogFor/2]
 			if s.Rates.Backlog >= backlogLeast && s.Rates.Backlog > middle && middle > first {
-				t.raise(backlogGrows, "", "%s wait, and they become more", figure.Count(s.Rates.Backlog)).hold = holdRates
+				t.raise(backlogGrows, "", "%s wait, and they become more", format.Count(s.Rates.Backlog)).hold = holdRates
 			}
 		} else if s.Rates.Backlog >= backlogLeast {
-			grows := t.raise(backlogGrows, "", "%s wait", figure.Count(s.Rates.Backlog))
+			grows := t.raise(backlogGrows, "", "%s wait", format.Count(s.Rates.Backlog))
 			grows.after = t.now.Sub(grows.begun) + time.Duration(backlogFor+1-len(t.backlog))*roundInterval
 		}
 		if s.Rates.OldestWaiting > waitsMax {
@@ -522,5 +522,5 @@ func several(n int64, one, more string) string {
 	if n == 1 {
 		return "1 " + one
 	}
-	return figure.Count(n) + " " + more
+	return format.Count(n) + " " + more
 }

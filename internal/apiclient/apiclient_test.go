@@ -12,10 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/apiclient"
+	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
-	"stampede/ledger/problems"
 )
 
 // server answers with the steps in turn, and with the last one from then on; "" breaks the connection.

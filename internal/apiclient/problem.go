@@ -12,10 +12,10 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/ledger/draws"
+	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
-	"stampede/ledger/problems"
 )
 
 // reply is the answer of a server; its zero value is none.

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 )
 
 const (
@@ -155,9 +155,9 @@ func (l *Line) text() string {
 	text := fmt.Sprintf("%4.0f s  %s", time.Since(l.began).Seconds(), l.doing)
 	switch {
 	case l.of > 0:
-		text += fmt.Sprintf(": %s of %s %s", figure.Count(l.n), figure.Count(l.of), l.unit)
+		text += fmt.Sprintf(": %s of %s %s", format.Count(l.n), format.Count(l.of), l.unit)
 	case l.unit != "":
-		text += fmt.Sprintf(": %s %s", figure.Count(l.n), l.unit)
+		text += fmt.Sprintf(": %s %s", format.Count(l.n), l.unit)
 	}
 	return text
 }

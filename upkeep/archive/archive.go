@@ -28,7 +28,7 @@ import (
 
 	"stampede/internal/clocks"
 	"stampede/internal/crashpoint"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/pg"
 	"stampede/internal/progress"
 	"stampede/internal/retry"
@@ -486,19 +486,19 @@ func (r *Report) WriteText(w io.Writer) error {
 		verdict = "BROKEN"
 	}
 	const line = "%s  sale %s %s: S1 to S5 and S8 %s, %s orders with %s events, %s units sold of %s\n"
-	_, err := fmt.Fprintf(w, line, r.Path, r.Sale, figure.Printable(r.Name), verdict,
-		figure.Count(r.Orders), figure.Count(r.Events), figure.Count(r.Sold), figure.Count(r.Stock))
+	_, err := fmt.Fprintf(w, line, r.Path, r.Sale, format.Printable(r.Name), verdict,
+		format.Count(r.Orders), format.Count(r.Events), format.Count(r.Sold), format.Count(r.Stock))
 	for _, f := range r.Findings {
 		about := ""
 		if f.Order != nil {
 			about = "order " + f.Order.String() + ": "
 		}
 		if err == nil {
-			_, err = fmt.Fprintf(w, "      - %s %s%s\n", f.Promise, about, figure.Printable(f.What))
+			_, err = fmt.Fprintf(w, "      - %s %s%s\n", f.Promise, about, format.Printable(f.What))
 		}
 	}
 	if more := r.Found - int64(len(r.Findings)); more > 0 && err == nil {
-		_, err = fmt.Fprintf(w, "      … and %s more\n", figure.Count(more))
+		_, err = fmt.Fprintf(w, "      … and %s more\n", format.Count(more))
 	}
 	return err
 }

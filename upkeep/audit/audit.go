@@ -21,7 +21,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/progress"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -333,7 +333,7 @@ func unfinishedEntries(
 		case !known:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
 				"the number of unread entries in %s is unknown: Redis has lost count, and more than %s are unread; %d pending", key,
-				figure.Count(stream.LagCountMax), b.Pending)})
+				format.Count(stream.LagCountMax), b.Pending)})
 		case entries > 0:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
 				"%s in %s: %d unread, %d pending", unfinished(entries), key, b.Lag, b.Pending)})
@@ -347,7 +347,7 @@ func unfinished(entries int64) string {
 	if entries == 1 {
 		return "1 unfinished entry"
 	}
-	return figure.Count(entries) + " unfinished entries"
+	return format.Count(entries) + " unfinished entries"
 }
 
 // progress returns a text that changes with the data.

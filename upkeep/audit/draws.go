@@ -17,7 +17,7 @@ import (
 
 	"stampede/draw"
 	"stampede/internal/clocks"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/ledger/draws"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -520,7 +520,7 @@ func (r Report) figuresOfDraws(promise string) string {
 			}
 		}
 	}
-	n := figure.Count[int64]
+	n := format.Count[int64]
 	switch promise {
 	case "D1", "D2":
 		return fmt.Sprintf("%s entries in %s", n(entries), plural(frozen, "frozen list"))

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/sql"
 )
 
@@ -269,7 +269,7 @@ func (r Report) total() SaleFigures {
 // Figures returns a line with the figures of that promise.
 func (r Report) Figures(promise string) string {
 	t := r.total()
-	n := figure.Count[int64]
+	n := format.Count[int64]
 	switch promise {
 	case "S1":
 		if t.UnpaidUnits > 0 {
@@ -361,10 +361,10 @@ func (r Report) WriteText(w io.Writer) error {
 			fmt.Fprintf(out, "      - %s\n", f)
 		}
 		if more := p.Found - int64(len(p.Findings)); more > 0 {
-			fmt.Fprintf(out, "      … and %s more\n", figure.Count(more))
+			fmt.Fprintf(out, "      … and %s more\n", format.Count(more))
 		}
 		for _, why := range p.Unchecked {
-			fmt.Fprintf(out, "      ? not checked: %s\n", figure.Printable(why))
+			fmt.Fprintf(out, "      ? not checked: %s\n", format.Printable(why))
 		}
 	}
 	if r.Moved {
@@ -380,7 +380,7 @@ const equationsShown = 20
 
 // writeEquations writes for each sale how its stock is divided.
 func (r Report) writeEquations(w io.Writer) {
-	n := figure.Count[int64]
+	n := format.Count[int64]
 	for i, s := range r.Sales {
 		if i == equationsShown {
 			fmt.Fprintf(w, "      … and %s more sales\n", n(int64(len(r.Sales)-equationsShown)))
@@ -398,15 +398,15 @@ func (r Report) writeEquations(w io.Writer) {
 		if s.Entries {
 			units = n(s.LiveOrders) + " live as entries"
 		}
-		fmt.Fprintf(w, "      %s   sale %s %s%s\n", units, s.SaleID, figure.Printable(s.Name), over)
+		fmt.Fprintf(w, "      %s   sale %s %s%s\n", units, s.SaleID, format.Printable(s.Name), over)
 		for _, i := range s.Items {
-			fmt.Fprintf(w, "        %s   %s\n", equation(i.Stock, i.Available, i.Held, i.Sold), figure.Printable(i.Code))
+			fmt.Fprintf(w, "        %s   %s\n", equation(i.Stock, i.Available, i.Held, i.Sold), format.Printable(i.Code))
 		}
 	}
 }
 
 func equation(stock, available, held, sold int64) string {
-	n, is := figure.Count[int64], "="
+	n, is := format.Count[int64], "="
 	if stock != available+held+sold {
 		is = "≠"
 	}
@@ -415,7 +415,7 @@ func equation(stock, available, held, sold int64) string {
 
 // writeSums writes what became of the money in each currency.
 func (r Report) writeSums(w io.Writer) {
-	n := figure.Count[int64]
+	n := format.Count[int64]
 	for _, p := range r.Payments {
 		if p.Currency == "" {
 			continue
@@ -433,7 +433,7 @@ func (r Report) writeSums(w io.Writer) {
 			}
 		}
 		fmt.Fprintf(w, "      %s %s %s + %s + %s + %s%s in minor units of %s\n", n(p.Reported), is, n(p.Settled),
-			n(p.RefundDue), n(p.Refunded), n(p.Waiting), rest, figure.Printable(p.Currency))
+			n(p.RefundDue), n(p.Refunded), n(p.Waiting), rest, format.Printable(p.Currency))
 	}
 }
 
@@ -447,14 +447,14 @@ func (f Finding) String() string {
 		about = append(about, "order "+f.Order.String())
 	}
 	if f.User != "" {
-		about = append(about, "user "+figure.Printable(f.User))
+		about = append(about, "user "+format.Printable(f.User))
 	}
-	text := figure.Printable(f.What)
+	text := format.Printable(f.What)
 	if len(about) > 0 {
 		text = strings.Join(about, ", ") + ": " + text
 	}
 	if f.LastEvent != "" {
-		text += " (last event: " + figure.Printable(f.LastEvent) + ")"
+		text += " (last event: " + format.Printable(f.LastEvent) + ")"
 	}
 	return text
 }
@@ -463,7 +463,7 @@ func plural(n int64, thing string) string {
 	if n != 1 {
 		thing += "s"
 	}
-	return figure.Count(n) + " " + thing
+	return format.Count(n) + " " + thing
 }
 
 // Recorded is the verdict of a whole audit, as Record stored it.

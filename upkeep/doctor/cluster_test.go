@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/dev/localserver"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -173,7 +173,7 @@ func requireMemoryPerMaster(t *testing.T, cluster *localserver.Cluster, rdb redi
 	}
 	first := 10_000_000 * partitionsOn(t, rdb, keys, spread.Layout().Home)
 	require.Len(t, units, 3)
-	require.Contains(t, units, figure.Count(first+1), "the first shard has the odd unit")
+	require.Contains(t, units, format.Count(first+1), "the first shard has the odd unit")
 
 	_, err = doctor.Memory(t.Context(), rdb, pool, uuid.Must(uuid.NewV7()))
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -175,7 +175,7 @@ func roomFor(units int64, node string, info map[string]string) []Finding {
 	}
 	return []Finding{{
 		Severity: Unsafe, Server: "redis", Node: node,
-		What: fmt.Sprintf("%s units are on sale, which take about %s; of %s, %s, %s are left", figure.Count(units),
+		What: fmt.Sprintf("%s units are on sale, which take about %s; of %s, %s, %s are left", format.Count(units),
 			bytesText(units*bytesPerUnit), whose, bytesText(limit), bytesText(max(0, limit-used))),
 		Why: "when memory runs out the server refuses new orders, and the sale stops before it is sold out",
 		Mend: fmt.Sprintf("set maxmemory to at least %s (CONFIG SET maxmemory %dmb, and the same in redis.conf) on a "+
@@ -190,4 +190,4 @@ func number(text string) int64 {
 }
 
 // bytesText formats bytes: an mb of redis.conf is a MiB.
-func bytesText(n int64) string { return figure.Bytes(float64(n)) }
+func bytesText(n int64) string { return format.Bytes(float64(n)) }

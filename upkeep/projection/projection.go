@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/internal/crashpoint"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/pg"
 	"stampede/internal/progress"
 	"stampede/ledger"
@@ -275,7 +275,7 @@ func (r *Report) damage() error {
 	}
 	var named []string
 	for _, d := range r.Damaged[:min(len(r.Damaged), damagedShown)] {
-		named = append(named, fmt.Sprintf("sale %s (%s of its orders): %s", d.Sale, figure.Count(d.Orders), d.Example))
+		named = append(named, fmt.Sprintf("sale %s (%s of its orders): %s", d.Sale, format.Count(d.Orders), d.Example))
 	}
 	return fmt.Errorf("%w in %d of the sales, whose rows stay as they are until order_events is corrected, for example "+
 		"from a backup: %s", ErrDamagedLog, len(r.Damaged), strings.Join(named, "; "))

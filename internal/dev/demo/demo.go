@@ -21,9 +21,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/connect"
-	"stampede/internal/dev/crowd"
+	"stampede/internal/dev/loadgen"
 	"stampede/internal/dev/localserver"
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -214,11 +214,11 @@ func (d *demo) play(ctx context.Context) error {
 	if err := d.open(ctx); err != nil {
 		return err
 	}
-	verifier, err := crowd.NewPostgresVerifier(ctx, d.pool, d.sale)
+	verifier, err := loadgen.NewPostgresVerifier(ctx, d.pool, d.sale)
 	if err != nil {
 		return err
 	}
-	buyers, err := crowd.New(crowd.Config{
+	buyers, err := loadgen.New(loadgen.Config{
 		URLs: []string{d.ingress}, Sale: d.sale, Buyers: d.config.Buyers, Over: d.config.Over,
 		Quantity: d.config.quantity(), Items: reservation.Terms{Items: d.config.Items}.Codes(),
 		DoubleClicks: d.config.DoubleClicks, Patience: patience,
@@ -226,7 +226,7 @@ func (d *demo) play(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var durable crowd.Durable
+	var durable loadgen.Durable
 	running, beside := errgroup.WithContext(ctx)
 	running.Go(func() error { buyers.Run(beside); return nil })
 	running.Go(func() error { d.story.follow(beside, buyers); return nil })
@@ -267,7 +267,7 @@ func (d *demo) open(ctx context.Context) error {
 	if err := d.openDashboard(ctx, watched); err != nil {
 		return err
 	}
-	d.sale, err = crowd.CreateSale(ctx, d.ingress, d.token, reservation.Terms{
+	d.sale, err = loadgen.CreateSale(ctx, d.ingress, d.token, reservation.Terms{
 		Name: "demo", Stock: d.config.Stock, Shards: d.config.Shards, Items: d.config.Items,
 		PerOrderLimit: d.config.quantity(),
 	})
@@ -278,8 +278,8 @@ func (d *demo) open(ctx context.Context) error {
 		return err
 	}
 	d.story.add("up: an ingress and two workers, Redis (AOF always) and Postgres, a sale of %s units%s",
-		figure.Count(d.config.Stock), d.config.inItems())
-	d.story.add("%s buyers arrive within %g s; %g %% of them click twice", figure.Count(d.config.Buyers),
+		format.Count(d.config.Stock), d.config.inItems())
+	d.story.add("%s buyers arrive within %g s; %g %% of them click twice", format.Count(d.config.Buyers),
 		d.config.Over.Seconds(), 100*d.config.DoubleClicks)
 	return nil
 }

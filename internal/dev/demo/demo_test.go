@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/dev/crowd"
+	"stampede/internal/dev/loadgen"
 	"stampede/internal/test/testkit"
 )
 
@@ -31,12 +31,12 @@ func TestUncheckedPromiseIsNotKept(t *testing.T) {
 		t.Run(promise, func(t *testing.T) {
 			t.Parallel()
 			d, output := emptyDemo(t)
-			require.NoError(t, d.judge(t.Context(), crowd.Report{}, crowd.Comparison{}), output)
+			require.NoError(t, d.judge(t.Context(), loadgen.Report{}, loadgen.Comparison{}), output)
 			require.Contains(t, output.String(), "\nEvery promise was kept.\n")
 			output.Reset()
 
 			breakCheck(t, d)
-			require.ErrorIs(t, d.judge(t.Context(), crowd.Report{}, crowd.Comparison{}), ErrUnchecked, output)
+			require.ErrorIs(t, d.judge(t.Context(), loadgen.Report{}, loadgen.Comparison{}), ErrUnchecked, output)
 			require.Contains(t, output.String(), "? "+promise)
 			require.Contains(t, output.String(), "      ? not checked: ")
 			require.NotContains(t, output.String(), "✓ "+promise)
@@ -44,7 +44,7 @@ func TestUncheckedPromiseIsNotKept(t *testing.T) {
 			output.Reset()
 
 			// Broken wins.
-			require.ErrorIs(t, d.judge(t.Context(), crowd.Report{}, crowd.Comparison{Contradictions: 1}), ErrBroken, output)
+			require.ErrorIs(t, d.judge(t.Context(), loadgen.Report{}, loadgen.Comparison{Contradictions: 1}), ErrBroken, output)
 			require.Contains(t, output.String(), "      ? not checked: ")
 			require.Contains(t, output.String(), "✗ S2")
 			require.Contains(t, output.String(), "\nA PROMISE IS BROKEN.\n")

@@ -19,8 +19,8 @@ import (
 	"time"
 
 	"stampede/internal/dev/child"
-	"stampede/internal/dev/crowd"
-	"stampede/internal/figure"
+	"stampede/internal/dev/loadgen"
+	"stampede/internal/format"
 	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/stream"
@@ -192,7 +192,7 @@ const thawedFor = 5 * time.Millisecond
 var errTooShort = errors.New("the sale ended before a worker had pending orders: use more --stock or a longer --over")
 
 // killWorker waits until part of the stock is sold, and then kills a worker that has pending orders, by SIGKILL.
-func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
+func (d *demo) killWorker(ctx context.Context, buyers *loadgen.Crowd) error {
 	enough := int(killAt * float64(min(d.config.orders(), int64(d.config.Buyers))))
 	for buyers.Progress().Accepted < enough {
 		if d.soldOut(buyers) {
@@ -216,7 +216,7 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	if d.crash.orphans, err = d.pendingOrders(ctx, victim); err != nil {
 		return err
 	}
-	d.story.add("kill -9 of %s with %s pending orders", victim, figure.Count(d.crash.orphans))
+	d.story.add("kill -9 of %s with %s pending orders", victim, format.Count(d.crash.orphans))
 
 	if !retry.Pause(replaceAfter, ctx.Done()) {
 		return context.Cause(ctx)
@@ -269,7 +269,7 @@ func (d *demo) freezeWithOrders(ctx context.Context, worker *process, over func(
 }
 
 // soldOut reports whether the crowd gets no more orders.
-func (d *demo) soldOut(buyers *crowd.Crowd) bool {
+func (d *demo) soldOut(buyers *loadgen.Crowd) bool {
 	select {
 	case <-buyers.Done():
 		return true

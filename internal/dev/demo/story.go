@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/dev/crowd"
-	"stampede/internal/figure"
+	"stampede/internal/dev/loadgen"
+	"stampede/internal/format"
 	"stampede/upkeep/audit"
 )
 
@@ -46,7 +46,7 @@ func (s *story) erase() {
 }
 
 // follow shows the progress of the crowd until the crowd or ctx ends.
-func (s *story) follow(ctx context.Context, buyers *crowd.Crowd) {
+func (s *story) follow(ctx context.Context, buyers *loadgen.Crowd) {
 	every := 2 * time.Second
 	if s.terminal {
 		every = 100 * time.Millisecond
@@ -85,7 +85,7 @@ func (s *story) rewrite(progress string) {
 }
 
 // report prints the crowd's figures.
-func (s *story) report(r crowd.Report) error {
+func (s *story) report(r loadgen.Report) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.erase()
@@ -103,10 +103,10 @@ func (s *story) report(r crowd.Report) error {
 type Verdict struct {
 	Sale uuid.UUID `json:"sale_id"`
 	// Kept is whether every promise was checked and kept.
-	Kept     bool             `json:"kept"`
-	Promises []Promise        `json:"promises"`
-	Crowd    crowd.Report     `json:"crowd"`
-	Checked  crowd.Comparison `json:"checked"`
+	Kept     bool               `json:"kept"`
+	Promises []Promise          `json:"promises"`
+	Crowd    loadgen.Report     `json:"crowd"`
+	Checked  loadgen.Comparison `json:"checked"`
 }
 
 // Promise is one promise of the verdict, with its figures or what breaks it.
@@ -120,7 +120,7 @@ type Promise struct {
 }
 
 // judge audits the sale after the crowd, adds the comparison, and prints the verdict.
-func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.Comparison) error {
+func (d *demo) judge(ctx context.Context, report loadgen.Report, comparison loadgen.Comparison) error {
 	audited, err := audit.Run(ctx, audit.Config{
 		Pool: d.pool, Redis: d.redis, Keys: d.keys, Wait: arrivalPatience, Sale: d.sale,
 	})
@@ -135,7 +135,7 @@ func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.
 		}
 		switch p.Name {
 		case "S2":
-			l.Figures += fmt.Sprintf("; of %s double clicks none bought twice", figure.Count(report.SecondClicks))
+			l.Figures += fmt.Sprintf("; of %s double clicks none bought twice", format.Count(report.SecondClicks))
 			if comparison.Contradictions > 0 {
 				l.Broken = append(l.Broken, fmt.Sprintf("%d buyers got more than one order", comparison.Contradictions))
 			}
@@ -157,13 +157,13 @@ func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.
 }
 
 // crashFigures returns the figures that show that the killed worker lost no order.
-func (d *demo) crashFigures(c crowd.Comparison) string {
+func (d *demo) crashFigures(c loadgen.Comparison) string {
 	return fmt.Sprintf("kill -9 with %s pending orders; %s accepted, %s found in Postgres, one by one",
-		figure.Count(d.crash.orphans), figure.Count(c.Accepted), figure.Count(c.Found))
+		format.Count(d.crash.orphans), format.Count(c.Accepted), format.Count(c.Found))
 }
 
 // lost lists the broken promises to the crowd.
-func lost(report crowd.Report, c crowd.Comparison) (broken []string) {
+func lost(report loadgen.Report, c loadgen.Comparison) (broken []string) {
 	if !c.Holds() {
 		broken = append(append(broken, c.String()), c.Examples...)
 	}
@@ -198,7 +198,7 @@ func (s *story) verdict(lines []Promise) error {
 			_, _ = fmt.Fprintf(s.out, "      - %s\n", b)
 		}
 		for _, why := range l.Unchecked {
-			_, _ = fmt.Fprintf(s.out, "      ? not checked: %s\n", figure.Printable(why))
+			_, _ = fmt.Fprintf(s.out, "      ? not checked: %s\n", format.Printable(why))
 		}
 	}
 	_, _ = io.WriteString(s.out, map[error]string{

@@ -1,5 +1,5 @@
-// Package figure formats numbers and untrusted texts for people.
-package figure
+// Package format formats numbers and untrusted texts for people.
+package format
 
 import (
 	"cmp"

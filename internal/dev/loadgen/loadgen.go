@@ -1,10 +1,10 @@
-// Package crowd is an open-loop load generator: buyers arrive on a schedule, whether or not the server
+// Package loadgen is an open-loop load generator: buyers arrive on a schedule, whether or not the server
 // keeps up, and every answer is recorded in a ledger.
 //
 // Latency counts from the moment a buyer is due, so a stalled server cannot hide the requests that
 // it delayed (coordinated omission, a term of Gil Tene's). A Verifier compares the ledger with the
 // stored orders, one by one.
-package crowd
+package loadgen
 
 import (
 	"context"

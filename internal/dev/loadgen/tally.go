@@ -1,4 +1,4 @@
-package crowd
+package loadgen
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/google/uuid"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/reservation/order"
 )
 
@@ -187,7 +187,7 @@ type Durable struct {
 
 func (d Durable) remark(r Report) string {
 	if missing := r.Accepted - d.Orders; missing > 0 {
-		return fmt.Sprintf("%s accepted orders have not arrived", figure.Count(missing))
+		return fmt.Sprintf("%s accepted orders have not arrived", format.Count(missing))
 	}
 	if r.Accepted == 0 {
 		return ""

@@ -1,4 +1,4 @@
-package crowd
+package loadgen
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 	"stampede/internal/retry"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -74,7 +74,7 @@ func (c Comparison) Holds() bool {
 
 // String returns the comparison in one line.
 func (c Comparison) String() string {
-	line := fmt.Sprintf("%s accepted, %s of them found", figure.Count(c.Accepted), figure.Count(c.Found))
+	line := fmt.Sprintf("%s accepted, %s of them found", format.Count(c.Accepted), format.Count(c.Found))
 	for _, part := range []struct {
 		n    int
 		name string
@@ -90,7 +90,7 @@ func (c Comparison) String() string {
 		{c.Contradictions, "contradictions"},
 	} {
 		if part.n > 0 {
-			line += fmt.Sprintf(", %s %s", figure.Count(part.n), part.name)
+			line += fmt.Sprintf(", %s %s", format.Count(part.n), part.name)
 		}
 	}
 	return line

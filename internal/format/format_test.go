@@ -1,4 +1,4 @@
-package figure_test
+package format_test
 
 import (
 	"encoding/csv"
@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 )
 
 func TestCountSeparatesThousands(t *testing.T) {
@@ -17,9 +17,9 @@ func TestCountSeparatesThousands(t *testing.T) {
 		0: "0", 7: "7", 999: "999", 1000: "1,000", 123456: "123,456", 1234567: "1,234,567",
 		-1: "-1", -999: "-999", -1000: "-1,000", math.MinInt64: "-9,223,372,036,854,775,808",
 	} {
-		require.Equal(t, want, figure.Count(n))
+		require.Equal(t, want, format.Count(n))
 	}
-	require.Equal(t, "10,000", figure.Count(10_000))
+	require.Equal(t, "10,000", format.Count(10_000))
 }
 
 func TestMoneyHasTheDigitsOfItsCurrency(t *testing.T) {
@@ -38,7 +38,7 @@ func TestMoneyHasTheDigitsOfItsCurrency(t *testing.T) {
 		{0, "", ""},
 		{math.MaxInt64, "EUR", "92,233,720,368,547,758.07 EUR"},
 	} {
-		require.Equal(t, c.want, figure.Money(c.minor, c.currency))
+		require.Equal(t, c.want, format.Money(c.minor, c.currency))
 	}
 	for _, c := range []struct {
 		text, currency string
@@ -51,15 +51,15 @@ func TestMoneyHasTheDigitsOfItsCurrency(t *testing.T) {
 		{"1.234", "KWD", 1234},
 		{"49.", "EUR", 4900},
 	} {
-		minor, ok := figure.ParseMoney(c.text, c.currency)
+		minor, ok := format.ParseMoney(c.text, c.currency)
 		require.True(t, ok, c.text)
 		require.Equal(t, c.want, minor)
 	}
 	for _, text := range []string{"", ".5", "49,5", "1.234", "-1", "+1", "1.-5", "1.+5", "1e3", "9223372036854775807"} {
-		_, ok := figure.ParseMoney(text, "EUR")
+		_, ok := format.ParseMoney(text, "EUR")
 		require.False(t, ok, text)
 	}
-	_, ok := figure.ParseMoney("49.5", "JPY")
+	_, ok := format.ParseMoney("49.5", "JPY")
 	require.False(t, ok)
 }
 
@@ -72,7 +72,7 @@ func TestPrintableQuotesMisleadingCharacters(t *testing.T) {
 		"a\nb":                       `"a\nb"`, "\u009b2J": `"\u009b2J"`,
 		"\xff": `"\xff"`, "\x7f": `"\x7f"`, "a\x00": `"a\x00"`,
 	} {
-		require.Equal(t, want, figure.Printable(text))
+		require.Equal(t, want, format.Printable(text))
 	}
 }
 
@@ -81,7 +81,7 @@ func TestBytesHaveOneKindOfUnit(t *testing.T) {
 	for n, want := range map[float64]string{
 		1: "1 KiB", 2048: "2 KiB", 512 << 20: "512 MiB", 4 << 30: "4.0 GiB", 1.26 * (1 << 30): "1.3 GiB",
 	} {
-		require.Equal(t, want, figure.Bytes(n))
+		require.Equal(t, want, format.Bytes(n))
 	}
 }
 
@@ -93,7 +93,7 @@ func TestCellIsNoFormula(t *testing.T) {
 		"a;=1+1": "a;'=1+1", "a;b;@c": "a;b;'@c", "a\t+1": "a\t'+1", "a|-1": "a|'-1", "a\n=1": "a\n'=1",
 		"a;\"=1\"": "a;'\"=1\"", "a;'=1": "a;''=1", "a,=1": "a,=1", "\t=1": "'\t'=1", "a;\r\n=1": "a;'\r'\n'=1",
 	} {
-		cell := figure.Cell(text)
+		cell := format.Cell(text)
 		require.Equal(t, want, cell)
 		var file strings.Builder
 		rows := csv.NewWriter(&file)

@@ -1,4 +1,4 @@
-package crowd
+package loadgen
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"stampede/internal/figure"
+	"stampede/internal/format"
 )
 
 // Latencies summarizes the latencies of one kind of answer, each counted from the buyer's due time.
@@ -75,17 +75,17 @@ func (r Report) writeTables(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(format string, a ...any) { _, _ = fmt.Fprintf(t, format+"\n", a...) } // Flush returns the error
 	line("crowd\t%s buyers\t%s/s offered\t%s double clicks, last answer after %.1f s",
-		figure.Count(r.Buyers), figure.Count(int(r.offeredRate())), figure.Count(r.SecondClicks), r.Took.Seconds())
-	line("accepted\t%s orders\t%s\t%s answers replayed", figure.Count(r.Accepted), perSecond(r.AcceptedRate),
-		figure.Count(r.Replayed))
-	line("rejected\t%s answers\t%s\t%s", figure.Count(r.Rejected), perSecond(r.RejectedRate), counts(map[string]int{
+		format.Count(r.Buyers), format.Count(int(r.offeredRate())), format.Count(r.SecondClicks), r.Took.Seconds())
+	line("accepted\t%s orders\t%s\t%s answers replayed", format.Count(r.Accepted), perSecond(r.AcceptedRate),
+		format.Count(r.Replayed))
+	line("rejected\t%s answers\t%s\t%s", format.Count(r.Rejected), perSecond(r.RejectedRate), counts(map[string]int{
 		"sold-out": r.SoldOut, "already-purchased": r.Already, "not on sale": r.NotOnSale,
 	}))
 	if r.Durable != nil {
-		line("durable\t%s orders\t%s\t%s", figure.Count(r.Durable.Orders), perSecond(r.Durable.Rate), r.Durable.remark(r))
+		line("durable\t%s orders\t%s\t%s", format.Count(r.Durable.Orders), perSecond(r.Durable.Rate), r.Durable.remark(r))
 	}
-	line("retried\t%s tries\t\t%s", figure.Count(total(r.Retries)), counts(r.Retries))
-	line("failed\t%s clicks\t\t%s", figure.Count(total(r.Failures)), counts(r.Failures))
+	line("retried\t%s tries\t\t%s", format.Count(total(r.Retries)), counts(r.Retries))
+	line("failed\t%s clicks\t\t%s", format.Count(total(r.Failures)), counts(r.Failures))
 	if err := t.Flush(); err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func perSecond(n float64) string {
 	if n == 0 {
 		return "-"
 	}
-	return figure.Count(int(n+0.5)) + "/s"
+	return format.Count(int(n+0.5)) + "/s"
 }
 
 // counts lists the nonzero counts, the largest first.
@@ -132,7 +132,7 @@ func counts(found map[string]int) string {
 	var parts []string
 	for _, name := range names {
 		if found[name] > 0 {
-			parts = append(parts, name+" "+figure.Count(found[name]))
+			parts = append(parts, name+" "+format.Count(found[name]))
 		}
 	}
 	return strings.Join(parts, ", ")
@@ -186,12 +186,12 @@ func (r Report) MarshalJSON() ([]byte, error) {
 // String returns the progress in one line, without the time.
 func (p Progress) String() string {
 	line := fmt.Sprintf("%s of %s buyers due  accepted %s  rejected %s",
-		figure.Count(p.Due), figure.Count(p.Buyers), figure.Count(p.Accepted), figure.Count(p.Rejected))
+		format.Count(p.Due), format.Count(p.Buyers), format.Count(p.Accepted), format.Count(p.Rejected))
 	if p.Retries > 0 {
-		line += "  retried " + figure.Count(p.Retries)
+		line += "  retried " + format.Count(p.Retries)
 	}
 	if p.Failed > 0 {
-		line += "  failed " + figure.Count(p.Failed)
+		line += "  failed " + format.Count(p.Failed)
 	}
 	return line
 }
