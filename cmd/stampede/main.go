@@ -26,7 +26,6 @@ import (
 	"stampede/internal/progress"
 	"stampede/internal/telemetry"
 	"stampede/ledger/deadletter"
-	"stampede/ledger/draws"
 	"stampede/ledger/problems"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -212,9 +211,7 @@ func unseen(err error) error {
 	if known, ok := problems.Find(err); ok && known.Status == http.StatusNotFound {
 		return err
 	}
-	for _, found := range []error{
-		errBroken, errNotReady, deadletter.ErrNotFound, order.ErrPaymentNotFound, draws.ErrNoDraw, archive.ErrDamagedFile,
-	} {
+	for _, found := range []error{errBroken, errNotReady, deadletter.ErrNotFound, archive.ErrDamagedFile} {
 		if errors.Is(err, found) {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/apiclient"
+	"stampede/ledger/draws"
 	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -149,7 +150,7 @@ func TestSomeSlugsAreSentinels(t *testing.T) {
 		"order-archived": order.ErrArchived, "idempotency-key-reused": catalog.ErrIdempotencyKeyReused,
 		"restock-withdrawn": catalog.ErrRestockWithdrawn, "payment-not-found": order.ErrPaymentNotFound,
 		"refund-not-due": order.ErrRefundNotDue, "already-refunded": order.ErrRefundNotDue,
-		"not-unclear": order.ErrNotUnclear,
+		"not-unclear": order.ErrNotUnclear, "draw-not-found": draws.ErrNoDraw,
 	}
 	for _, k := range problems.Kinds() {
 		t.Run(k.Slug, func(t *testing.T) {

@@ -100,8 +100,6 @@ func (r reply) failure() error {
 		err = ErrRefused
 	case problems.Refunded.Slug:
 		err = &order.RefundedError{RefundReference: r.problem.RefundReference}
-	case problems.DrawNotFound.Slug:
-		err = draws.ErrNoDraw
 	case problems.OutcomeUnknown.Slug:
 		err = ErrUnknown
 	default:
@@ -117,6 +115,7 @@ func (r reply) sentinel() error {
 	for _, err := range []error{
 		reservation.ErrSaleNotFound, order.ErrNotFound, order.ErrArchived, catalog.ErrIdempotencyKeyReused,
 		catalog.ErrRestockWithdrawn, order.ErrPaymentNotFound, order.ErrRefundNotDue, order.ErrNotUnclear,
+		draws.ErrNoDraw,
 	} {
 		if known, _ := problems.Find(err); known.Slug == r.slug() {
 			return err
