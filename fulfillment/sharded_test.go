@@ -27,8 +27,8 @@ import (
 	"stampede/upkeep/rebuild"
 )
 
-// makeUnreachable returns the shop as a process sees it to which the server of a partition does not answer, until restore
-// is called.
+// makeUnreachable returns the shop as a process sees it to which the server of a partition does not answer, until
+// restore is called.
 func makeUnreachable(t *testing.T, s *testshop.Shop, partition int) (seen *testshop.Shop, restore func()) {
 	t.Helper()
 	unreachable := s.Keys.Server(partition)

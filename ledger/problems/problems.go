@@ -1,5 +1,5 @@
-// Package problems says what errors of sales, orders and draws mean to those outside: to clients of the API (RFC 9457), to
-// operators on the dashboard, and to commands. Each role turns them into answers of its own form.
+// Package problems says what errors of sales, orders and draws mean to those outside: to clients of the API (RFC 9457),
+// to operators on the dashboard, and to commands. Each role turns them into answers of its own form.
 package problems
 
 import (
