@@ -33,8 +33,8 @@ var (
 	saleNotFound     = newKind(http.StatusNotFound, "sale-not-found", "The sale does not exist")
 	OrderNotFound    = newKind(http.StatusNotFound, "order-not-found", "The order does not exist")
 	paymentNotFound  = newKind(http.StatusNotFound, "payment-not-found", "The payment does not exist")
-	DrawNotFound     = newKind(http.StatusNotFound, "draw-not-found", "The sale has no draw")
-	EntryNotFound    = newKind(http.StatusNotFound, "entry-not-found", "The draw has no such entry")
+	drawNotFound     = newKind(http.StatusNotFound, "draw-not-found", "The sale has no draw")
+	entryNotFound    = newKind(http.StatusNotFound, "entry-not-found", "The draw has no such entry")
 	WaitlistNotFound = newKind(http.StatusNotFound, "waitlist-not-found", "The place to wait does not exist")
 	Method           = newKind(http.StatusMethodNotAllowed, "method-not-allowed", "The method is not allowed")
 	SoldOut          = newKind(http.StatusConflict, "sold-out", "Not enough units are left")
@@ -187,7 +187,7 @@ var table = []Known{
 		Detail: "secret must be the 32 bytes whose SHA-256 the party committed to, in hexadecimal.",
 	},
 	{
-		Err: draws.ErrNoDraw, Kind: DrawNotFound, Detail: "The units of this sale are not drawn, or there is no such sale.",
+		Err: draws.ErrNoDraw, Kind: drawNotFound, Detail: "The units of this sale are not drawn, or there is no such sale.",
 	},
 	{
 		Err: draws.ErrNotFrozen, Kind: DrawNotFrozen,
@@ -201,7 +201,7 @@ var table = []Known{
 		Err: draws.ErrLate, Kind: DrawVoid, Detail: "The time for secrets is over, and one is missing.",
 	},
 	{
-		Err: draws.ErrNoEntry, Kind: EntryNotFound,
+		Err: draws.ErrNoEntry, Kind: entryNotFound,
 		Detail: "The order of the receipt is not in the list of the entries: it is of another sale, or was cancelled or " +
 			"refused before the end. GET /v1/orders/{order} says so.",
 	},
