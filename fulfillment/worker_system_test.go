@@ -195,8 +195,8 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	s.AwaitConfirmed(t, len(early)+late) // within 30 s
 	testwork.AwaitRest(t, s)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
-	testkit.Eventually(t, testshop.Soon, "the next heartbeat records the outage", func() bool {
-		return s.Count(t, "SELECT count(*) FROM outages") == 1
+	testkit.Eventually(t, testshop.Soon, "the next heartbeat records the outage, beside pauses of a busy machine", func() bool {
+		return s.Count(t, "SELECT count(*) FROM outages WHERE ended_at - began_at > interval '30 seconds'") == 1
 	})
 	for user, o := range early {
 		paid, err := ledger.New(s.Pool).Pay(t.Context(), o, user, "after the outage")
