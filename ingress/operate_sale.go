@@ -33,12 +33,14 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 	if err != nil {
 		return err
 	}
+	// Those that differ from 0 where they are left out, or null, stand beside the terms.
 	body := struct {
 		reservation.TermsView
-		Items     []reservation.Item `json:"items"`
-		UnitPrice *int64             `json:"unit_price"`
-		Shards    *int               `json:"shards"`
-	}{TermsView: reservation.TermsView{PerOrderLimit: 1}}
+		Items         []reservation.Item `json:"items"`
+		PerOrderLimit *int64             `json:"per_order_limit"`
+		UnitPrice     *int64             `json:"unit_price"`
+		Shards        *int               `json:"shards"`
+	}{}
 	if err := readObject(c, &body); err != nil {
 		return err
 	}
@@ -48,6 +50,10 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 	}
 	for _, i := range body.Items {
 		terms.Stock += i.Stock // not their sum if there is a stock: Validate refuses it
+	}
+	terms.PerOrderLimit = 1
+	if body.PerOrderLimit != nil {
+		terms.PerOrderLimit = *body.PerOrderLimit
 	}
 	if body.UnitPrice != nil {
 		if terms.UnitPrice = *body.UnitPrice; terms.UnitPrice == 0 {

@@ -52,7 +52,9 @@ func TestCreateAndShowSale(t *testing.T) {
 		"closes_at":              opens.Add(time.Hour).Format("2006-01-02T15:04:05.000Z"),
 	}, sale)
 
-	plain := s.post("/v1/sales", `{"name":"plain","stock":1,"opens_at":null}`, operator).is(http.StatusCreated)
+	plain := s.post("/v1/sales", `{"name":"plain","stock":1,"items":null,"per_order_limit":null,"opens_at":null,`+
+		`"closes_at":null,"payment_window_seconds":null,"payment_grace_seconds":null,"payments_per_second":null,`+
+		`"unit_price":null,"currency":null,"shards":null,"waitlist":null}`, operator).is(http.StatusCreated)
 	require.NotContains(t, plain, "opens_at")
 	require.NotContains(t, plain, "closes_at")
 	require.EqualValues(t, 1, plain["per_order_limit"])
