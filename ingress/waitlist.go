@@ -19,15 +19,9 @@ import (
 )
 
 var (
-	problemNoWaitlist     = fixed(problem{Kind: problems.WaitlistNotFound, detail: "The sale has no waiting list."})
-	problemWaitlistClosed = fixed(problem{
-		Kind: problems.WaitlistNotFound, detail: "The waiting list of the sale is closed: nobody can join it.",
-	})
+	problemNoWaitlist = fixed(problem{Kind: problems.WaitlistNotFound, detail: "The sale has no waiting list."})
 	problemNotWaiting = fixed(problem{
 		Kind: problems.WaitlistNotFound, detail: "You have no place in the waiting list of the sale.",
-	})
-	problemNotSoldOut = fixed(problem{
-		Kind: problems.NotSoldOut, detail: "Everybody can buy units of the sale now: POST /v1/sales/{sale}/orders.",
 	})
 )
 
@@ -99,10 +93,6 @@ func (s *waitlistService) join(c echo.Context, user string) error {
 	held := &answer.Reservation
 	w := inRedis(held)
 	switch {
-	case errors.Is(err, reservation.ErrWaitlistClosed):
-		return problemWaitlistClosed
-	case errors.Is(err, reservation.ErrNotSoldOut):
-		return problemNotSoldOut
 	case err != nil:
 		return err
 	case answer.Verdict == reservation.Replayed:

@@ -45,7 +45,7 @@ var (
 	OffersOnly       = newKind(http.StatusConflict, "offers-only", "The units of the sale are offered")
 	DrawNotFrozen    = newKind(http.StatusConflict, "draw-not-frozen", "The entries of the draw are not frozen yet")
 	DrawVoid         = newKind(http.StatusConflict, "draw-void", "The draw is void")
-	NotSoldOut       = newKind(http.StatusConflict, "not-sold-out", "Units of the sale are left")
+	notSoldOut       = newKind(http.StatusConflict, "not-sold-out", "Units of the sale are left")
 	Transition       = newKind(http.StatusConflict, "illegal-transition", "The current state does not allow this")
 	AlreadyPaid      = newKind(http.StatusConflict, "already-paid", "The order was paid with another reference")
 	refundNotDue     = newKind(http.StatusConflict, "refund-not-due", "No refund of the payment is due")
@@ -177,6 +177,14 @@ var table = []Known{
 			"Without the same Idempotency-Key, a repeated restock is another restock.",
 		"The change is recorded, and Redis does not answer.",
 		"A worker puts it in force when Redis answers. You need not repeat it.",
+	},
+	{
+		Err: reservation.ErrWaitlistClosed, Kind: WaitlistNotFound,
+		Detail: "The waiting list of the sale is closed: nobody can join it.",
+	},
+	{
+		Err: reservation.ErrNotSoldOut, Kind: notSoldOut,
+		Detail: "Everybody can buy units of the sale now: POST /v1/sales/{sale}/orders.",
 	},
 	{
 		Err: draw.ErrBeacon, Kind: InvalidBeacon,
