@@ -361,7 +361,7 @@ func TestActionWithoutPostgresBlamesNoOtherServer(t *testing.T) {
 	d := openDesk(t)
 	id := d.sale("drop", 5)
 	b := d.as("ann")
-	d.Dashboard.Pool.Close()
+	d.Dashboard.Catalog.Pool.Close()
 	_, shown := b.post("/sales/" + id.String() + "/pause")
 	require.Contains(t, shown, "Not done.")
 	require.NotContains(t, shown, "Redis does not answer")

@@ -127,7 +127,7 @@ func (d checkPages) show(_ context.Context, r *http.Request) (page, error) {
 
 func (d checkPages) audit(ctx context.Context, c *check) error {
 	report, err := audit.Run(ctx, audit.Config{
-		Pool: d.Pool, Redis: d.Redis, Keys: d.Keys, Wait: auditWait, Sale: c.Sale,
+		Catalog: d.Catalog, Wait: auditWait, Sale: c.Sale,
 	})
 	if err == nil {
 		c.Report = &report
@@ -137,14 +137,12 @@ func (d checkPages) audit(ctx context.Context, c *check) error {
 
 // reconcile repairs differences, or only shows them in a dry run.
 func (d checkPages) reconcile(ctx context.Context, c *check) error {
-	rebuilder, err := rebuild.New(rebuild.Config{
-		Pool: d.Pool, Redis: d.Redis, Keys: d.Keys, Store: d.Store, Logger: d.Logger,
-	})
+	rebuilder, err := rebuild.New(rebuild.Config{Catalog: d.Catalog, Logger: d.Logger})
 	if err != nil {
 		return err
 	}
 	report, err := audit.Reconcile(ctx, audit.ReconcileConfig{
-		Pool: d.Pool, Redis: d.Redis, Keys: d.Keys, Store: d.Store, Catalog: d.Catalog, Rebuilder: rebuilder,
+		Catalog: d.Catalog, Rebuilder: rebuilder,
 		Sale: c.Sale, DryRun: c.Kind == checkDry, Logger: d.Logger,
 		Explain: func(f audit.Finding) error {
 			if len(c.Findings) < findingsMax {
@@ -216,7 +214,7 @@ func (d checkPages) run(c *check, do func(context.Context, *check) error) {
 	defer d.checks.running.Done()
 	ctx, cancel := context.WithTimeout(catalog.WithOperator(d.stopping, c.Operator), checkTimeout)
 	defer cancel()
-	err := sql.Check(ctx, d.Pool)
+	err := sql.Check(ctx, d.Catalog.Pool)
 	if err == nil {
 		err = do(ctx, c)
 	}
@@ -245,7 +243,7 @@ func (d checkPages) record(ctx context.Context, c *check) {
 	if c.Report == nil || c.Sale != uuid.Nil {
 		return
 	}
-	if err := audit.Record(ctx, d.Pool, *c.Report, c.Operator); err != nil {
+	if err := audit.Record(ctx, d.Catalog.Pool, *c.Report, c.Operator); err != nil {
 		d.Logger.Warn("the verdict of an audit could not be recorded", "check", c.ID, "error", err)
 		c.Problem, c.Hint = "The verdict could not be recorded.", "It is shown here only. Run the audit again when Postgres answers."
 	}
@@ -466,7 +464,7 @@ func (d targetPages) replay(ctx context.Context, form url.Values, name string) (
 	if form.Get("how") == "after" {
 		find = target.EventPosition
 	}
-	position, err := find(ctx, d.Pool, place)
+	position, err := find(ctx, d.Catalog.Pool, place)
 	if form.Get("how") == "after" && errors.Is(err, target.ErrPlace) {
 		return "", &refusal{
 			"There is no such event.", "Nothing was done. Write the id of an event. Start, now and a time go with \"from\".",

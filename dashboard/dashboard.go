@@ -16,10 +16,8 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"stampede/dashboard/fleet"
@@ -32,7 +30,6 @@ import (
 	"stampede/ledger"
 	"stampede/ledger/deadletter"
 	"stampede/relay/target"
-	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
 
@@ -46,10 +43,6 @@ type Fleet interface {
 // Config says what a Dashboard shows, and to whom. All but TrustedProxies is required.
 type Config struct {
 	Fleet     Fleet
-	Pool      *pgxpool.Pool
-	Redis     redis.UniversalClient
-	Keys      reservation.Keys
-	Store     *reservation.Store
 	Catalog   *catalog.Catalog
 	Operators *operators.Registry
 	// TrustedProxies are the proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted.
@@ -104,7 +97,7 @@ func New(config Config) (*Dashboard, error) {
 	if d.assets, err = readAssets(); err != nil {
 		return nil, err
 	}
-	if d.templates, err = readTemplates(config.Keys); err != nil {
+	if d.templates, err = readTemplates(config.Catalog.Store.Keys); err != nil {
 		return nil, err
 	}
 	books, err := readBooks()
@@ -142,9 +135,9 @@ func (d *Dashboard) routes(gate *gate, books books) http.Handler {
 
 	feed := feed{d.site, d.hub, d.stopping}
 	sales := salePages{d.site}
-	orders := orderPages{d.site, ledger.New(d.Pool)}
-	letters := letterPages{d.site, deadletter.NewStore(d.Pool, d.Redis, d.Store)}
-	targets := targetPages{d.site, target.NewStore(d.Pool)}
+	orders := orderPages{d.site, ledger.New(d.Catalog.Pool)}
+	letters := letterPages{d.site, deadletter.NewStore(d.Catalog.Pool, d.Catalog.Store.Redis, d.Catalog.Store)}
+	targets := targetPages{d.site, target.NewStore(d.Catalog.Pool)}
 	drawn := newDrawPages(d.site)
 	checks := checkPages{d.site, d.checks, d.stopping}
 	for pattern, route := range map[string]struct {

@@ -143,7 +143,7 @@ func openDesk(t testing.TB, change ...func(*Config)) *testDesk {
 	registry, err := operators.New(operators.Config{File: d.file, AdminToken: "root-token", Logger: logger})
 	require.NoError(t, err)
 	config := Config{
-		Fleet: d.fleet, Pool: d.Shop.Pool, Redis: d.Rdb, Keys: d.Shop.Keys, Store: d.Shop.Store, Catalog: d.Shop.Catalog,
+		Fleet: d.fleet, Catalog: d.Shop.Catalog,
 		Operators: registry, Metrics: prometheus.NewRegistry(), Logger: logger,
 	}
 	for _, c := range change {

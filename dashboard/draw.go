@@ -51,7 +51,7 @@ type drawLink struct {
 
 // drawOf returns nil for a sale that has neither a draw nor a waiting list, and is not the entries of one.
 func (d *site) drawOf(ctx context.Context, sale uuid.UUID) (*drawLink, error) {
-	rows, _ := d.Pool.Query(ctx, sql.DashboardDrawOf, sale) // its error comes with the rows
+	rows, _ := d.Catalog.Pool.Query(ctx, sql.DashboardDrawOf, sale) // its error comes with the rows
 	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[drawLink])
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
@@ -135,7 +135,7 @@ type drawPages struct {
 }
 
 func newDrawPages(d *site) drawPages {
-	pages := drawPages{d, draws.New(d.Pool), make(chan map[uuid.UUID]*drawPage, 1)}
+	pages := drawPages{d, draws.New(d.Catalog.Pool), make(chan map[uuid.UUID]*drawPage, 1)}
 	pages.seen <- map[uuid.UUID]*drawPage{}
 	return pages
 }
@@ -212,7 +212,7 @@ func (d drawPages) readTurns(ctx context.Context, p *drawPage) error {
 	for i, item := range p.Items {
 		codes[i] = item.Code
 	}
-	rows, _ := d.Pool.Query(ctx, sql.DashboardDrawRanks, p.SaleID, letters, ranksRead/len(letters), turnsShown)
+	rows, _ := d.Catalog.Pool.Query(ctx, sql.DashboardDrawRanks, p.SaleID, letters, ranksRead/len(letters), turnsShown)
 	turns, err := pgx.CollectRows(rows, pgx.RowToStructByName[turn]) // which has the error of the query
 	if err != nil {
 		return err

@@ -90,10 +90,7 @@ func (d *testDraw) offer(turns int64) {
 
 func (d *testDesk) awaitTurns(turns int64) {
 	d.t.Helper()
-	worker := offers.New(offers.Config{
-		Pool: d.Shop.Pool, Redis: d.Rdb, Keys: d.Shop.Keys, Store: d.Shop.Store, Catalog: d.Shop.Catalog,
-		Logger: testkit.Logger(d.t),
-	})
+	worker := offers.New(offers.Config{Catalog: d.Shop.Catalog, Logger: testkit.Logger(d.t)})
 	testkit.Eventually(d.t, within, "turns", func() bool {
 		for _, offer := range []func(context.Context) (int, error){worker.Offer, worker.OfferWaiting} {
 			_, err := offer(d.t.Context())

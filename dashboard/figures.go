@@ -19,7 +19,6 @@ import (
 	"stampede/relay/target"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
-	"stampede/reservation/order"
 	"stampede/sql"
 	"stampede/upkeep/audit"
 	"stampede/upkeep/rebuild"
@@ -46,16 +45,6 @@ func words(slug any) string {
 
 // count is a whole number for people.
 func count[N int | int64](n N) string { return format.Count(n) }
-
-// itemsText are the units of items: 2 × m, 1 × l.
-func itemsText(items order.Items) string {
-	lines := strings.Split(strings.Trim(string(items), "{}"), ",") // codes have neither
-	for i, line := range lines {
-		code, units, _ := strings.Cut(line, ":")
-		lines[i] = strings.TrimSpace(units) + " × " + strings.Trim(code, ` "`)
-	}
-	return strings.Join(lines, ", ")
-}
 
 // stocksText is the stock of each item: 100 × m, 50 × l.
 func stocksText(items []reservation.Item) string {
@@ -232,10 +221,6 @@ var explanations = []struct {
 	},
 	{deadletter.ErrNotFound, http.StatusNotFound, "There is no such dead letter.", "Look for it in the list."},
 	{
-		order.ErrNotUnclear, http.StatusConflict, "The payment is not unclear.",
-		"Nothing was done. Another operator may have been faster, or its report was repeated and can be read now.",
-	},
-	{
 		deadletter.ErrNotParked, http.StatusConflict, "This dead letter was replayed or discarded before.",
 		"Look at it: it says by whom, and what became of it.",
 	},
@@ -259,45 +244,19 @@ var explanations = []struct {
 // explain says to an operator what is wrong and what to do, and which status that is. What cannot be explained stays in
 // the log.
 func explain(err error) (text, hint string, status int) {
-	var (
-		own     *refusal
-		invalid *order.InvalidError
-		illegal *reservation.IllegalTransitionError
-		taken   *catalog.TakenError
-		step    *order.TransitionError
-		other   *order.RefundedError
-	)
-	switch {
-	case errors.As(err, &own):
+	if own, ok := errors.AsType[*refusal](err); ok {
 		return own.text, own.hint, http.StatusUnprocessableEntity
-	case errors.As(err, &invalid):
-		return "The " + invalid.Field + " " + invalid.Reason + ".", "Correct it, and send the form again. Nothing was done.",
-			http.StatusUnprocessableEntity
-	case errors.As(err, &illegal):
-		return "You " + illegal.Error() + ".", "Nothing was done. Another operator may have been faster: see the history.",
-			http.StatusConflict
-	case errors.As(err, &taken) && taken.Items != "":
-		what := "So many units cannot be removed: " + itemsText(taken.Items) + " are taken, the lowest possible stock."
-		return what, "Nothing was done. Remove fewer.", http.StatusConflict
-	case errors.As(err, &taken):
-		return "So many units cannot be removed: " + count(taken.Taken) + " are taken, which is the lowest possible stock.",
-			"Nothing was done. Remove fewer.", http.StatusConflict
-	case errors.As(err, &other):
-		return "The payment was refunded before, with the reference " + other.RefundReference + ".",
-			"Nothing was done. If money went back twice, only the payment provider can say so.", http.StatusConflict
-	case errors.As(err, &step):
-		what := "The order is " + string(step.Status) + ", which does not allow this."
-		return what, "Nothing was done.", http.StatusConflict
 	}
 	for _, e := range explanations {
 		if errors.Is(err, e.err) {
 			return e.text, e.hint, e.status
 		}
 	}
-	for _, known := range problems.All() {
-		if known.Text != "" && errors.Is(err, known.Err) {
-			return known.Text, known.Hint, known.Status
+	if known, found := problems.ForOperators(err); found {
+		if known.Kind == problems.Invalid {
+			return known.Text, known.Hint, http.StatusUnprocessableEntity
 		}
+		return known.Text, known.Hint, known.Status
 	}
 	return "A server does not answer, or something unexpected happened.",
 		"Look at the overview for what is wrong, and at the log of the dashboard for details.", http.StatusServiceUnavailable

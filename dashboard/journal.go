@@ -239,7 +239,7 @@ func (d feed) happened(ctx context.Context, since time.Time) []event {
 	d.journal.mu.Lock()
 	all := slices.Clone(d.journal.events)
 	d.journal.mu.Unlock()
-	rows, _ := d.Pool.Query(ctx, sql.FleetTimeline, changesMax, since) // its error comes with the rows
+	rows, _ := d.Catalog.Pool.Query(ctx, sql.FleetTimeline, changesMax, since) // its error comes with the rows
 	changes, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
 		SaleID uuid.UUID
 		Name   string

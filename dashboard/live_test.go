@@ -147,7 +147,7 @@ func TestNumberOfStreamsIsBounded(t *testing.T) {
 func TestReadyInOutage(t *testing.T) {
 	t.Parallel()
 	d := openDesk(t)
-	d.Dashboard.Pool.Close()
+	d.Dashboard.Catalog.Pool.Close()
 	d.fleet.publish(func(s *fleet.Snapshot) { s.Postgres.Reachable, s.Redis.Reachable = false, false })
 	status, text := d.browser().get("/readyz")
 	require.Equal(t, http.StatusOK, status, text)

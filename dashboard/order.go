@@ -145,7 +145,7 @@ func (d orderPages) show(ctx context.Context, r *http.Request) (page, error) {
 	}
 	o, log, err := d.ledger.History(ctx, id)
 	if user := field(r.URL.Query(), "user"); errors.Is(err, order.ErrNotFound) && user != "" {
-		if o.Order, err = d.Store.FindReserved(ctx, id, user); err == nil {
+		if o.Order, err = d.Catalog.Store.FindReserved(ctx, id, user); err == nil {
 			log = []order.Logged{{Version: 1, Type: order.EventReserved, OccurredAt: o.ReservedAt, Data: []byte("{}")}}
 		}
 	}
@@ -262,9 +262,9 @@ func (d orderPages) findEntry(ctx context.Context, o order.Placed) *entry {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	from, to := o.ReservedAt.Add(-entrySpread).UnixMilli(), o.ReservedAt.Add(entrySpread).UnixMilli()
-	for p := range d.Keys.Partitions {
-		key := d.Keys.Orders(p)
-		found, err := d.Redis.XRangeN(ctx, key, strconv.FormatInt(from, 10), strconv.FormatInt(to, 10), entriesMax).Result()
+	for p := range d.Catalog.Store.Keys.Partitions {
+		key := d.Catalog.Store.Keys.Orders(p)
+		found, err := d.Catalog.Store.Redis.XRangeN(ctx, key, strconv.FormatInt(from, 10), strconv.FormatInt(to, 10), entriesMax).Result()
 		if err != nil {
 			continue
 		}
@@ -281,14 +281,14 @@ func (d orderPages) findEntry(ctx context.Context, o order.Placed) *entry {
 
 // readState reads whether a worker has the entry.
 func (d orderPages) readState(ctx context.Context, e *entry) *entry {
-	pending, err := d.Redis.XPendingExt(ctx, &redis.XPendingExtArgs{
+	pending, err := d.Catalog.Store.Redis.XPendingExt(ctx, &redis.XPendingExtArgs{
 		Stream: e.stream, Group: reservation.Group, Start: e.id, End: e.id, Count: 1,
 	}).Result()
 	if err == nil && len(pending) == 1 {
 		e.pending = &pending[0]
 		return e
 	}
-	groups, err := d.Redis.XInfoGroups(ctx, e.stream).Result()
+	groups, err := d.Catalog.Store.Redis.XInfoGroups(ctx, e.stream).Result()
 	for _, g := range groups {
 		if err == nil && g.Name == reservation.Group {
 			e.read = !stream.EntryAfter(e.id, g.LastDeliveredID)

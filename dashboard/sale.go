@@ -72,7 +72,7 @@ func details(data []byte) (found []detail) {
 		case name == "items" && members["item_names"] != nil:
 			continue // their stock has not changed
 		case name == "item_units" || name == "item_taken":
-			value = itemsText(order.Items(value))
+			value = order.Items(value).Text()
 		case name == "items" && json.Unmarshal(members[name], &items) == nil:
 			value = stocksText(items)
 		}

@@ -26,6 +26,7 @@ import (
 	"stampede/internal/telemetry"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 	"stampede/upkeep/audit"
 )
 
@@ -156,7 +157,7 @@ var functions = template.FuncMap{
 	"place":  place,
 	"words":  words,
 	"hours":  func(n int64) string { return lasting(time.Duration(n) * time.Hour) },
-	"items":  itemsText,
+	"items":  order.Items.Text,
 	"left":   leftText,
 	"concat": func(parts ...string) string { return strings.Join(parts, "") },
 	"charts": scopeCharts,

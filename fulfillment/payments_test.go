@@ -96,9 +96,9 @@ func TestMoneyWaitsForOrderInStream(t *testing.T) {
 	require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 	require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, ID: "1-1", Values: values}).Err())
 	reference := s.report(t, id)
-	config := testwork.Config(t, s.Shop)
-	config.Keys.Partitions = 8
-	testwork.Work(t, config)
+	wider := *s.Shop
+	wider.Keys.Partitions = 8
+	testwork.Work(t, testwork.Config(t, wider.Next(t, s.Rdb)))
 	s.requireWaits(t, reference)
 	require.NoError(t, held.Rollback(t.Context()))
 	s.await(t, reference, order.PaymentSettled, "")

@@ -44,7 +44,7 @@ func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) 
 func (w *Worker) checkPostgres(ctx context.Context) (partitions int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	if err := sql.Check(ctx, w.config.Pool); err != nil {
+	if err := sql.Check(ctx, w.config.Catalog.Pool); err != nil {
 		return 0, err
 	}
 	return w.countPartitions(ctx)
@@ -52,7 +52,7 @@ func (w *Worker) checkPostgres(ctx context.Context) (partitions int, err error) 
 
 // countPartitions returns the number of partitions of new and older sales.
 func (w *Worker) countPartitions(ctx context.Context) (int, error) {
-	return rebuild.CountPartitions(ctx, w.config.Pool, w.config.Keys)
+	return rebuild.CountPartitions(ctx, w.config.Catalog.Pool, w.config.Catalog.Store.Keys)
 }
 
 // sweep publishes operators' changes that Redis does not have yet, until ctx is done. It also notices
@@ -143,7 +143,7 @@ func (w *Worker) nextRelease(ctx context.Context) bool {
 func (w *Worker) releaseUnits(ctx context.Context) {
 	releasing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRelease, "release the units of ended orders")
 	for w.nextRelease(ctx) {
-		released, err := w.ledger.SweepReleases(ctx, w.config.Store)
+		released, err := w.ledger.SweepReleases(ctx, w.config.Catalog.Store)
 		if released > 0 {
 			w.config.Logger.Info("released the units of ended orders", "orders", released)
 		}
@@ -195,7 +195,7 @@ type waitingAge struct {
 func (a *arrivals) mayArrive(ctx context.Context, id uuid.UUID, ago time.Duration) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	rows, _ := a.worker.config.Pool.Query(ctx, sql.PaymentSalesOfOrder, id) // its error comes with the rows
+	rows, _ := a.worker.config.Catalog.Pool.Query(ctx, sql.PaymentSalesOfOrder, id) // its error comes with the rows
 	sales, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct {
 		ID                 uuid.UUID
 		Partitions, Shards int
@@ -212,11 +212,11 @@ func (a *arrivals) mayArrive(ctx context.Context, id uuid.UUID, ago time.Duratio
 		}
 	}
 	var isForgotten, isParked bool
-	err = a.worker.config.Pool.QueryRow(ctx, sql.PaymentIsForgotten, id).Scan(&isForgotten)
+	err = a.worker.config.Catalog.Pool.QueryRow(ctx, sql.PaymentIsForgotten, id).Scan(&isForgotten)
 	if err != nil || isForgotten {
 		return isForgotten, err
 	}
-	err = a.worker.config.Pool.QueryRow(ctx, sql.PaymentIsParked, id, ago.Seconds()).Scan(&isParked)
+	err = a.worker.config.Catalog.Pool.QueryRow(ctx, sql.PaymentIsParked, id, ago.Seconds()).Scan(&isParked)
 	return isParked, err
 }
 
@@ -226,11 +226,11 @@ func (a *arrivals) oldestIn(ctx context.Context, partition int) waitingAge {
 		ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 		defer cancel()
 		// A clock of Postgres that is ahead takes money that has just been reported for old.
-		_, err := a.worker.config.Store.Times(ctx, a.worker.config.Pool, partition)
+		_, err := a.worker.config.Catalog.Store.Times(ctx, a.worker.config.Catalog.Pool, partition)
 		if err == nil {
-			key := a.worker.config.Keys.Orders(partition)
+			key := a.worker.config.Catalog.Store.Keys.Orders(partition)
 			var backlog stream.Backlog
-			backlog, err = stream.ReadBacklog(ctx, a.worker.config.Control, key, reservation.Group)
+			backlog, err = stream.ReadBacklog(ctx, a.worker.config.Catalog.Store.Redis, key, reservation.Group)
 			age.Duration = backlog.OldestWaitingAge
 		}
 		age.err = err
@@ -244,10 +244,7 @@ const offerInterval = 500 * time.Millisecond
 
 // drawUnits brings draws on, and offers their units, until ctx is done.
 func (w *Worker) drawUnits(ctx context.Context) {
-	o := offers.New(offers.Config{
-		Pool: w.config.Pool, Redis: w.config.Control, Keys: w.config.Keys, Store: w.config.Store, Catalog: w.config.Catalog,
-		Logger: w.config.Logger,
-	})
+	o := offers.New(offers.Config{Catalog: w.config.Catalog, Logger: w.config.Logger})
 	preparing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepDraw, "freeze and rank the entries of draws")
 	offering := func(step, doing string, offer func(context.Context) (int, error)) {
 		trouble := metrics.NewTrouble(w.config.Logger, w.metrics, step, doing)
@@ -284,8 +281,8 @@ func (w *Worker) retireSales(ctx context.Context) {
 		return
 	}
 	retirer := retire.New(retire.Config{
-		Pool: w.config.Pool, Redis: w.config.Control, Keys: w.config.Keys, Store: w.config.Store, Catalog: w.config.Catalog,
-		After: w.config.RetireAfter, Logger: w.config.Logger,
+		Catalog: w.config.Catalog,
+		After:   w.config.RetireAfter, Logger: w.config.Logger,
 	})
 	retiring := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRetire, "let ended sales leave Redis")
 	for w.nextSweep(ctx) {
@@ -326,11 +323,11 @@ func (w *Worker) makeMonths(ctx context.Context) {
 func (w *Worker) makeNextMonths(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	if _, err := w.config.Pool.Exec(ctx, sql.WorkerMakeMonths); err != nil {
+	if _, err := w.config.Catalog.Pool.Exec(ctx, sql.WorkerMakeMonths); err != nil {
 		return err
 	}
 	var taken *string
-	err := w.config.Pool.QueryRow(ctx, sql.WorkerMonthsInDefault).Scan(&taken)
+	err := w.config.Catalog.Pool.QueryRow(ctx, sql.WorkerMonthsInDefault).Scan(&taken)
 	if err == nil && taken != nil {
 		err = fmt.Errorf("a DEFAULT partition has orders of that month, or many others: %s (stampede doctor says how to "+
 			"remove it)", *taken)
@@ -364,7 +361,7 @@ const (
 func (w *Worker) endBlockers(ctx context.Context) {
 	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepUnblock,
 		"look for database sessions that block others")
-	found := newBlockers(w.config.Pool, w.config.Logger)
+	found := newBlockers(w.config.Catalog.Pool, w.config.Logger)
 	for retry.Pause(blockersInterval, ctx.Done()) {
 		ended, err := found.endSilent(ctx)
 		w.metrics.EndedSessions.Add(float64(ended))

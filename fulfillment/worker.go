@@ -33,7 +33,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
@@ -55,14 +54,11 @@ import (
 	"stampede/upkeep/survey"
 )
 
-// WorkerConfig configures a Worker. The first seven fields have no default.
+// WorkerConfig configures a Worker. The first three fields have no default.
 type WorkerConfig struct {
-	Pool *pgxpool.Pool
-	// Blocking makes the blocking reads, Control everything else: acks never wait behind a read.
-	Blocking, Control redis.UniversalClient
-	Keys              reservation.Keys
-	Store             *reservation.Store
-	Catalog           *catalog.Catalog
+	Catalog *catalog.Catalog
+	// Blocking makes the blocking reads. Acks never wait behind one.
+	Blocking redis.UniversalClient
 	// Consumer names this worker in the consumer group. It is the same after a restart, and no
 	// other process uses it.
 	Consumer string
@@ -116,14 +112,13 @@ func (c *WorkerConfig) Validate() error {
 			wrong = append(wrong, errors.New(what))
 		}
 	}
-	must(c.Pool != nil, "Pool is missing")
 	must(c.Blocking != nil, "Blocking is missing")
-	must(c.Control != nil, "Control is missing")
-	must(c.Keys.Prefix != "", "Keys.Prefix is missing")
-	must(c.Keys.Partitions >= 1 && c.Keys.Partitions <= reservation.MaxPartitions,
-		fmt.Sprintf("Keys.Partitions must be 1 to %d", reservation.MaxPartitions))
-	must(c.Store != nil, "Store is missing")
-	must(c.Catalog != nil, "Catalog is missing")
+	if must(c.Catalog != nil, "Catalog is missing"); c.Catalog != nil {
+		keys := c.Catalog.Store.Keys
+		must(keys.Prefix != "", "Keys.Prefix is missing")
+		must(keys.Partitions >= 1 && keys.Partitions <= reservation.MaxPartitions,
+			fmt.Sprintf("Keys.Partitions must be 1 to %d", reservation.MaxPartitions))
+	}
 	must(c.Consumer != "", "Consumer is missing")
 	must(c.BatchMax > 0, "BatchMax must be at least 1")
 	must(c.DrainTimeout > 0, "DrainTimeout must be positive")
@@ -175,13 +170,13 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
-		Client: config.Control, Keys: config.Keys, Logger: config.Logger, Registerer: config.Registerer,
+		Client: config.Catalog.Store.Redis, Keys: config.Catalog.Store.Keys, Logger: config.Logger, Registerer: config.Registerer,
 	})
 	if err != nil {
 		return nil, err
 	}
 	rebuilder, err := rebuild.New(rebuild.Config{
-		Pool: config.Pool, Redis: config.Control, Keys: config.Keys, Store: config.Store, Logger: config.Logger,
+		Catalog: config.Catalog, Logger: config.Logger,
 		Registerer: config.Registerer,
 	})
 	if err != nil {
@@ -191,7 +186,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := ledger.New(config.Pool).WithOutcomes(outcomes).WithPayments(paid)
+	l := ledger.New(config.Catalog.Pool).WithOutcomes(outcomes).WithPayments(paid)
 	rebuilder.Ledger = l // also publishes the outcomes of drained orders
 	w := &Worker{
 		config: config, metrics: workerMetrics, guardAge: guardAge, outcomes: outcomes, ledger: l, rebuilder: rebuilder,
@@ -199,12 +194,12 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	}
 	w.metrics.Reads(0, "Postgres has not answered it yet")
 	if w.survey, err = survey.New(survey.Config{
-		Pool: config.Pool, Redis: config.Control, Catalog: config.Catalog, Logger: config.Logger,
-		Shut: w.shutSales, Registerer: config.Registerer, Keys: config.Keys,
+		Catalog: config.Catalog, Logger: config.Logger,
+		Shut: w.shutSales, Registerer: config.Registerer,
 	}); err != nil {
 		return nil, err
 	}
-	return w, w.setPartitions(config.Keys.Partitions)
+	return w, w.setPartitions(config.Catalog.Store.Keys.Partitions)
 }
 
 // setPartitions sets how many partitions there are. It creates their counters: increase() misses the
@@ -230,22 +225,22 @@ func (w *Worker) setPartitions(n int) error {
 func (w *Worker) streams() []string {
 	streams := make([]string, w.partitions.Load())
 	for p := range streams {
-		streams[p] = w.config.Keys.Orders(p)
+		streams[p] = w.config.Catalog.Store.Keys.Orders(p)
 	}
 	return streams
 }
 
 func newWorkerTrimmer(config *WorkerConfig, key string) (*stream.Trimmer, error) {
 	return stream.NewTrimmer(stream.TrimmerConfig{
-		Control: config.Control, Stream: key, Interval: config.TrimInterval,
+		Control: config.Catalog.Store.Redis, Stream: key, Interval: config.TrimInterval,
 		Logger: config.Logger, Registerer: config.Registerer,
 	})
 }
 
 func newWorkerSubscriber(config *WorkerConfig) (*stream.Subscriber, error) {
-	letters := deadletter.NewStore(config.Pool, config.Control, config.Store)
+	letters := deadletter.NewStore(config.Catalog.Pool, config.Catalog.Store.Redis, config.Catalog.Store)
 	subscriber, err := stream.NewSubscriber(stream.Config{
-		Client: config.Blocking, Control: config.Control, Group: reservation.Group, Consumer: config.Consumer,
+		Client: config.Blocking, Control: config.Catalog.Store.Redis, Group: reservation.Group, Consumer: config.Consumer,
 		InFlightMax: 4 * max(config.BatchMax, order.MaxPerMessage), MinIdle: config.MinIdle,
 		MaxDeliveries: config.MaxDeliveries,
 		DrainTimeout:  config.DrainTimeout,
@@ -280,7 +275,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer w.publishOutcomes(ctx)()
 
 	all, ctx := errgroup.WithContext(ctx)
-	all.Go(func() error { return w.share(ctx) })
+	all.Go(func() error { return w.readAssigned(ctx) })
 	for _, duty := range []func(context.Context){
 		w.sweepOrders, w.drawUnits, w.endBlockers, w.makeMonths, w.guard, w.sweep, w.retireSales, w.survey.Run,
 	} {
@@ -310,7 +305,7 @@ var errRouterEnded = errors.New("the router stopped unexpectedly")
 // fulfil reads one partition, by a Router with one handler, and frees its handled entries, until ctx
 // ends; then it drains.
 func (w *Worker) fulfil(ctx context.Context, partition int) error {
-	key := w.config.Keys.Orders(partition)
+	key := w.config.Catalog.Store.Keys.Orders(partition)
 	trimmer, err := newWorkerTrimmer(&w.config, key)
 	if err != nil {
 		return err
@@ -331,12 +326,12 @@ func (w *Worker) fulfil(ctx context.Context, partition int) error {
 	if err != nil {
 		return fmt.Errorf("make the router: %w", err)
 	}
-	locker := lock.New(w.config.Control,
-		lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.LockObserver()))
+	locker := lock.New(w.config.Catalog.Store.Redis,
+		lock.WithPrefix(w.config.Catalog.Store.Keys.Locker(partition)), lock.WithObserver(w.metrics.LockObserver()))
 	defer w.closeLocker(ctx, locker)
 	b := batch.New(batch.Config{
-		Ledger: w.ledger, Store: w.config.Store, Draws: draws.New(w.config.Pool), Locker: locker,
-		Keys: w.config.Keys, Partition: partition, BatchMax: w.config.BatchMax, Lease: batch.LockLease(w.config.MinIdle),
+		Ledger: w.ledger, Store: w.config.Catalog.Store, Draws: draws.New(w.config.Catalog.Pool), Locker: locker,
+		Keys: w.config.Catalog.Store.Keys, Partition: partition, BatchMax: w.config.BatchMax, Lease: batch.LockLease(w.config.MinIdle),
 		Logger: w.config.Logger, Metrics: w.metrics, Rebuilder: w.rebuilder, Tracer: w.config.Tracer,
 	})
 	router.AddConsumerHandler("fulfil "+key, key, subscriber, b.Handle)
@@ -396,7 +391,7 @@ func (w *Worker) registerBacklog() (unregister func(), err error) {
 	}
 	behind := func(name string) int64 { return w.rebuilder.Behind(slices.Index(w.streams(), name)) }
 	backlog := stream.NewBacklogCollector(
-		w.config.Control, reservation.Group, w.streams, behind, backlogWait, w.config.Logger)
+		w.config.Catalog.Store.Redis, reservation.Group, w.streams, behind, backlogWait, w.config.Logger)
 	if err := w.config.Registerer.Register(backlog); err != nil {
 		return nil, fmt.Errorf("register the backlog's metrics: %w", err)
 	}

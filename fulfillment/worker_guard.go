@@ -182,7 +182,7 @@ func (g *guardedPartition) help(ctx context.Context, sales []rebuild.ShardedSale
 		helping.Go(func() error {
 			limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 			defer cancel()
-			if err := g.config.Store.HelpUnits(limited, sale.ID, sale.Layout, sale.Epoch); err != nil {
+			if err := g.config.Catalog.Store.HelpUnits(limited, sale.ID, sale.Layout, sale.Epoch); err != nil {
 				g.config.Logger.Debug("cannot complete the moves of units between the shards of a sale", "sale", sale.ID,
 					"error", err)
 			}

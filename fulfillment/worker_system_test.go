@@ -26,6 +26,7 @@ import (
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 	"stampede/stream"
 )
@@ -309,7 +310,7 @@ func TestWorkerWithoutPostgresIsReplaced(t *testing.T) {
 		config, registry := testwork.Config(t, s), prometheus.NewRegistry()
 		config.Consumer, config.Registerer, config.MinIdle = name, registry, 2*time.Second
 		if name == stream.First(s.Keys.Orders(0), names) {
-			config.Pool = pool
+			config.Catalog = catalog.New(pool, s.Store)
 		}
 		testwork.Work(t, config)
 		registries[name] = registry

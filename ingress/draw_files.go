@@ -89,7 +89,7 @@ func (s *drawService) bundle(c echo.Context) error {
 			return err
 		}
 		if file == nil {
-			return s.direct.hold(func() error { return sendWhole(c, bytes.NewReader(body)) })
+			return s.direct.withSlot(func() error { return sendWhole(c, bytes.NewReader(body)) })
 		}
 	}
 	defer file.close()
@@ -108,7 +108,7 @@ func (s *drawService) leaves(c echo.Context) error {
 		defer file.close()
 		return sendList(c, d, file.reader())
 	}
-	return s.direct.hold(func() error {
+	return s.direct.withSlot(func() error {
 		var list *draws.FrozenList
 		err := s.inLine(c, s.strangers, func(context.Context) (err error) {
 			list, err = s.config.Draws.FrozenList(c.Request().Context(), d.SaleID) // it is read after the query

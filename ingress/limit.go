@@ -200,8 +200,8 @@ type slots struct {
 	taken atomic.Int64
 }
 
-// hold runs a function in a slot.
-func (s *slots) hold(f func() error) error {
+// withSlot runs a function in a slot.
+func (s *slots) withSlot(f func() error) error {
 	if !s.acquire() {
 		return problemOverloaded
 	}

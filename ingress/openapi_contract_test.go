@@ -155,7 +155,7 @@ func (c *contract) findPath(requested string) (item part, found bool) {
 	return part{}, false
 }
 
-// hold reports an answer that the document does not describe.
+// withSlot reports an answer that the document does not describe.
 func (c *contract) hold(t testing.TB, r *http.Request, status int, header http.Header, body []byte) {
 	t.Helper()
 	if strings.HasPrefix(r.URL.Path, "/panics") || status == 0 {

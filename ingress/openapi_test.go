@@ -7,19 +7,25 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"path"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/apiclient"
 	"stampede/internal/ratelimit"
 	"stampede/ledger/problems"
+	"stampede/reservation"
 )
 
 func TestDocumentIsValid(t *testing.T) {
@@ -65,6 +71,49 @@ func TestRoutesAreTheOperationsOfTheDocument(t *testing.T) {
 		assert.True(t, slices.Contains(routes, line), "there is no route like the operation of openapi.yaml\n%s", line)
 	}
 	assert.Equal(t, len(routes), len(operations))
+}
+
+// Each call of the client that commands with --server use is a call of the table.
+func TestClientOfCommandsAsksRoutes(t *testing.T) {
+	t.Parallel()
+	_, stripe := withStripe(t, stripeSecret)
+	routes := openShop(t, stripe).server.router.routes
+	var asked atomic.Value
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Store(r.Method + " " + r.URL.Path)
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = w.Write(problemSaleNotFound.body)
+	}))
+	t.Cleanup(server.Close)
+	client, err := apiclient.New(server.URL, "token", "test")
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	calls := 0
+	for method, call := range reflect.ValueOf(client).Methods() {
+		if method.Type.NumIn() == 1 {
+			continue // Close
+		}
+		args := make([]reflect.Value, method.Type.NumIn()-1)
+		for i := range args {
+			switch args[i] = reflect.Zero(method.Type.In(i + 1)); args[i].Interface().(type) {
+			case string:
+				args[i] = reflect.ValueOf("x")
+			case uuid.UUID:
+				args[i] = reflect.ValueOf(uuid.New())
+			case reservation.Terms:
+				args[i] = reflect.ValueOf(reservation.Terms{Name: "x", Stock: 1, PerOrderLimit: 1})
+			}
+		}
+		args[0] = reflect.ValueOf(t.Context())
+		asked.Store("")
+		call.Call(args)
+		assert.True(t, slices.ContainsFunc(routes, func(r route) bool {
+			path := parameter.ReplaceAllString(r.method+" "+r.path, "[^/]+")
+			return regexp.MustCompile("^" + path + "$").MatchString(asked.Load().(string))
+		}), "%s asks %q, and there is no such route", method.Name, asked.Load())
+		calls++
+	}
+	require.Greater(t, calls, 20)
 }
 
 // describe is the line of a route, as that of its operation has to be.

@@ -48,7 +48,7 @@ func (s *orderService) list(c echo.Context, user string) error {
 	}
 	var orders []order.Placed
 	var next uuid.UUID
-	err = s.inFlight.orders.hold(func() error {
+	err = s.inFlight.orders.withSlot(func() error {
 		return s.orders.query(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
 			orders, next, err = s.config.Orders.ListOrders(ctx, filter, p.after, p.limit)
 			return err
@@ -110,7 +110,7 @@ func (s *orderService) cancel(c echo.Context, user string) error {
 func (s *orderService) answerChange(
 	c echo.Context, id uuid.UUID, user string, change func(context.Context) (order.Order, error),
 ) error {
-	return s.inFlight.orders.hold(func() error {
+	return s.inFlight.orders.withSlot(func() error {
 		var changed order.Order
 		err := s.orders.change(c.Request().Context(), id, user, func(ctx context.Context) (err error) {
 			changed, err = change(ctx)
@@ -352,7 +352,7 @@ func (s *orderService) stream(c echo.Context, user string) error {
 func (s *orderService) findInSlot(
 	c echo.Context, id uuid.UUID, user string, receipt *order.Receipt,
 ) (found foundOrder, err error) {
-	err = s.inFlight.orders.hold(func() (err error) {
+	err = s.inFlight.orders.withSlot(func() (err error) {
 		found, err = s.orders.find(c.Request().Context(), id, user, receipt)
 		return err
 	})

@@ -48,7 +48,7 @@ func (s *operatorService) takeReport(c echo.Context) error {
 // keepReported is changePayment for what was reported. It takes a slot after the body was read, as
 // orderService.answerChange does.
 func (s *operatorService) keepReported(c echo.Context, keep func(context.Context) (order.Payment, error)) error {
-	return s.inFlight.orders.hold(func() error { return s.changePayment(c, keep) })
+	return s.inFlight.orders.withSlot(func() error { return s.changePayment(c, keep) })
 }
 
 // changePayment answers with the payment as the change leaves it.

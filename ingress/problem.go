@@ -17,7 +17,6 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/internal/accept"
-	"stampede/ledger/draws"
 	"stampede/ledger/problems"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -150,54 +149,36 @@ func (p *problem) Error() string { return p.Slug + ": " + p.detail }
 // problemFor is the only place that turns errors into answers. An error that it does not know comes from a
 // store that could not do its work; its text goes to the log only.
 func problemFor(err error) *problem {
-	var (
-		known   *problem
-		unknown *catalog.UnknownItemError
-		input   *order.InvalidError
-		illegal *reservation.IllegalTransitionError
-		taken   *catalog.TakenError
-		step    *order.TransitionError
-		paid    *order.AlreadyPaidError
-		back    *order.RefundedError
-		round   *draws.WrongRoundError
-		routing *echo.HTTPError
-	)
-	switch {
-	case errors.As(err, &known):
+	if known, ok := errors.AsType[*problem](err); ok {
 		return known
-	case errors.As(err, &unknown):
-		return problemUnknownItem(unknown.Code)
-	case errors.As(err, &input):
-		return invalid(input.Error() + ".")
-	case errors.As(err, &illegal):
-		return &problem{Kind: problems.Transition, detail: illegal.Error() + "."}
-	case errors.As(err, &taken):
-		return &problem{Kind: problems.Transition, detail: taken.Error() + ".", taken: taken.Items}
-	case errors.As(err, &paid):
-		return &problem{
-			Kind: problems.AlreadyPaid, paymentReference: paid.Reference,
-			detail: "The payment in payment_reference is valid. Refund the payment of this request.",
+	}
+	if routing, ok := errors.AsType[*echo.HTTPError](err); ok {
+		switch routing.Code {
+		case http.StatusMethodNotAllowed:
+			return problemMethod
+		case http.StatusNotFound:
+			return problemRouteNotFound
 		}
-	case errors.As(err, &back):
-		return &problem{
-			Kind: problems.Refunded, refundReference: back.RefundReference,
-			detail: "The refund in refund_reference was noted before. If both were made, one of them is too much.",
-		}
-	case errors.As(err, &round):
-		return &problem{Kind: problems.InvalidBeacon, detail: round.Error() + "."}
-	case errors.As(err, &step):
-		detail := "The order is " + string(step.Status) + ", which does not allow this."
-		return &problem{Kind: problems.Transition, detail: detail}
-	case errors.As(err, &routing) && routing.Code == http.StatusMethodNotAllowed:
-		return problemMethod
-	case errors.As(err, &routing) && routing.Code == http.StatusNotFound:
-		return problemRouteNotFound
 	}
 	k, found := problems.Find(err)
 	if !found {
 		k.Err = reservation.ErrUnavailable
 	}
-	return knownProblems()[k.Err]
+	if p := knownProblems()[k.Err]; p != nil {
+		return p
+	}
+	p := &problem{Kind: k.Kind, detail: k.Detail}
+	switch e := k.Err.(type) { //nolint:errorlint // found above
+	case *catalog.UnknownItemError:
+		p.item = truncate(e.Code)
+	case *catalog.TakenError:
+		p.taken = e.Items
+	case *order.AlreadyPaidError:
+		p.paymentReference = e.Reference
+	case *order.RefundedError:
+		p.refundReference = e.RefundReference
+	}
+	return p
 }
 
 // refusalOf is the problem of an error that says that the store has answered; nil for no error, and for an outage.
@@ -242,10 +223,7 @@ func problemForSoldOut(of *reservation.OfItems) *problem {
 }
 
 func problemUnknownItem(code string) *problem {
-	return &problem{
-		Kind: problems.UnknownItem, item: truncate(code),
-		detail: "The sale has no item with the code in item. GET /v1/sales/{sale} lists its items.",
-	}
+	return problemFor(&catalog.UnknownItemError{Code: code})
 }
 
 // problemForVerdict is the problem for a verdict that reserves nothing.

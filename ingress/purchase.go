@@ -238,7 +238,7 @@ func (s *purchaseService) orPastAnswer(
 // pastAnswer returns the answer to a purchase in a sale that has ended and that Redis has retired, as Redis would have
 // given it before. Only requests that come long after the end need it. They take a slot and a connection of purchases.
 func (s *purchaseService) pastAnswer(c echo.Context, r reservation.Request) (answer reservation.Answer, err error) {
-	err = s.inFlight.purchases.hold(func() error {
+	err = s.inFlight.purchases.withSlot(func() error {
 		return s.orders.query(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
 			answer, err = s.config.AwaitedOrders.PastAnswer(ctx, r)
 			return err
@@ -277,7 +277,7 @@ func problemOrderEnded(id uuid.UUID, status order.Status) *problem {
 func (s *purchaseService) answerReplay(c echo.Context, r reservation.Request, answer reservation.Answer) error {
 	var found []order.Order
 	id := answer.Reservation.OrderID
-	err := s.inFlight.purchases.hold(func() error {
+	err := s.inFlight.purchases.withSlot(func() error {
 		return s.orders.query(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
 			found, err = s.config.AwaitedOrders.FindOrders(ctx, []uuid.UUID{id})
 			return err
@@ -343,7 +343,7 @@ func (s *purchaseService) answerAfterWait(
 func (s *purchaseService) findLost(
 	c echo.Context, r reservation.Request, held order.Reservation,
 ) (o order.Order, known bool) {
-	err := s.inFlight.purchases.hold(func() (err error) {
+	err := s.inFlight.purchases.withSlot(func() (err error) {
 		ctx := c.Request().Context()
 		if _, err = s.orders.findReserved(ctx, held.OrderID, r.User); !errors.Is(err, order.ErrNotFound) {
 			return problemOrderUndecided

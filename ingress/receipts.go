@@ -230,7 +230,7 @@ func (s *orderService) createTicket(c echo.Context, user string) error {
 	if err := readEmptyObject(c); err != nil {
 		return err
 	}
-	return s.inFlight.orders.hold(func() error {
+	return s.inFlight.orders.withSlot(func() error {
 		return s.receipts.answerTicket(c, ticket{kind: orderTicket, id: id, user: user}, orderPath(id))
 	})
 }
@@ -245,7 +245,7 @@ func (s *saleService) createTicket(c echo.Context) error {
 	if err := readEmptyObject(c); err != nil {
 		return err
 	}
-	return s.inFlight.sales.hold(func() error {
+	return s.inFlight.sales.withSlot(func() error {
 		return s.receipts.answerTicket(c, ticket{kind: saleTicket, id: id}, "/v1/sales/"+id.String())
 	})
 }

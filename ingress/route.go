@@ -93,7 +93,7 @@ func (s *router) admitted(r route) echo.HandlerFunc {
 		case a.slot == nil:
 			return r.serve(c, caller)
 		}
-		return a.slot.hold(func() error { return r.serve(c, caller) })
+		return a.slot.withSlot(func() error { return r.serve(c, caller) })
 	}
 }
 

@@ -316,7 +316,7 @@ func (s *shop) startWorker(change ...func(*fulfillment.WorkerConfig)) {
 	control, err := connect.Control(s.on.redisURL)
 	require.NoError(s.t, err)
 	config := fulfillment.WorkerConfig{
-		Pool: s.pool, Blocking: blocking, Control: control, Keys: s.keys, Store: s.store, Catalog: s.catalog,
+		Blocking: blocking, Catalog: s.catalog,
 		Consumer: "worker", SweepInterval: 50 * time.Millisecond, Logger: testkit.Logger(s.t),
 	}
 	for _, c := range change {

@@ -83,7 +83,7 @@ func (s *waitlistService) join(c echo.Context, user string) error {
 		return err
 	}
 	var answer reservation.Answer
-	err = s.inFlight.purchases.hold(func() error {
+	err = s.inFlight.purchases.withSlot(func() error {
 		if s.receipts.signer.Load() == nil { // no entry is accepted without a receipt
 			return problemNoSecret
 		}
@@ -97,7 +97,7 @@ func (s *waitlistService) join(c echo.Context, user string) error {
 		return err
 	case answer.Verdict == reservation.Replayed:
 		// The user may have had a turn, or have left a moment ago, which Redis learns after Postgres.
-		err = s.inFlight.orders.hold(func() error {
+		err = s.inFlight.orders.withSlot(func() error {
 			w, err = s.waiter(r.Context(), sale, user)
 			return err
 		})
@@ -186,7 +186,7 @@ func (s *waitlistService) show(c echo.Context, user string) error {
 	if err != nil {
 		return err
 	}
-	return s.inFlight.orders.hold(func() error { return s.answer(c, sale, user) })
+	return s.inFlight.orders.withSlot(func() error { return s.answer(c, sale, user) })
 }
 
 func (s *waitlistService) answer(c echo.Context, sale reservation.Sale, user string) error {
@@ -266,7 +266,7 @@ func (s *waitlistService) leave(c echo.Context, user string) error {
 	if err != nil {
 		return err
 	}
-	return s.inFlight.orders.hold(func() error {
+	return s.inFlight.orders.withSlot(func() error {
 		w, err := s.waiter(c.Request().Context(), sale, user)
 		if err != nil {
 			return err

@@ -47,7 +47,7 @@ type Outcome struct {
 // per transaction. It is safe for concurrent use, also by several processes: an event has one effect
 // however often it is recorded.
 type Ledger struct {
-	pool      *pgxpool.Pool
+	Reader
 	outcomes  *Outcomes // nil to publish nothing
 	onStatus  func(order.Status)
 	onPayment func(order.PaymentState, order.PaymentReason)
@@ -69,7 +69,7 @@ const lockWait = 2 * time.Second
 // New returns a Ledger on a migrated database.
 func New(pool *pgxpool.Pool) *Ledger {
 	return (&Ledger{
-		pool: pool, onPayment: func(order.PaymentState, order.PaymentReason) {}, line: newPaymentLine(), paced: new(sync.Map),
+		Reader: Reader{pool}, onPayment: func(order.PaymentState, order.PaymentReason) {}, line: newPaymentLine(), paced: new(sync.Map),
 	}).WithLockTimeout(lockWait)
 }
 

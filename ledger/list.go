@@ -41,7 +41,7 @@ func scanPlaced(row pgx.CollectableRow) (order.Placed, error) {
 // ListOrders returns at most limit orders from Postgres that match, newest first, older than the order before unless
 // that is uuid.Nil. next is where the next page begins, or uuid.Nil at the end. It returns order.ErrTooWide for a
 // filter without a user and a sale, which would read all orders.
-func (l *Ledger) ListOrders(
+func (l *Reader) ListOrders(
 	ctx context.Context, filter order.Filter, before uuid.UUID, limit int,
 ) (orders []order.Placed, next uuid.UUID, err error) {
 	query, args := sql.LedgerListOfUser, []any{filter.User}
@@ -69,7 +69,7 @@ func (l *Ledger) ListOrders(
 // ListByPrefix returns at most limit orders from Postgres of the users whose ids begin with the user of the filter: by
 // user, in the order of bytes, and of each user the newest first. They come after the order last, unless that is zero.
 // next is the last order of the page, zero at the end.
-func (l *Ledger) ListByPrefix(
+func (l *Reader) ListByPrefix(
 	ctx context.Context, filter order.Filter, last order.Order, limit int,
 ) (orders []order.Placed, next order.Order, err error) {
 	if filter.User == "" {
@@ -99,15 +99,15 @@ func scanned(filter order.Filter, limit int) int {
 func collectPage(
 	rows pgx.Rows, filter order.Filter, limit, scan int,
 ) (orders []order.Placed, last order.Placed, err error) {
-	type looked struct {
+	type scanned struct {
 		placedRow
 		N int
 	}
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[looked])
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[scanned])
 	if err != nil {
 		return nil, last, err
 	}
-	page, end := pg.ScannedPage(found, limit, scan, func(row *looked) (int, bool) {
+	page, end := pg.ScannedPage(found, limit, scan, func(row *scanned) (int, bool) {
 		return row.N, filter.Status == "" || row.Status == filter.Status
 	})
 	orders = make([]order.Placed, len(page))
@@ -122,7 +122,7 @@ func collectPage(
 
 // History returns the order as it is in Postgres, with its log, of one moment. It returns order.ErrNotFound, and
 // order.ErrArchived if the orders of its sale were archived.
-func (l *Ledger) History(ctx context.Context, id uuid.UUID) (order.Placed, []order.Logged, error) {
+func (l *Reader) History(ctx context.Context, id uuid.UUID) (order.Placed, []order.Logged, error) {
 	known := knownToAll.sales([]uuid.UUID{id})
 	for _, group := range known {
 		if o, log, err := l.historyIn(ctx, group.sale, id); !errors.Is(err, order.ErrNotFound) {
@@ -145,7 +145,7 @@ func (l *Ledger) History(ctx context.Context, id uuid.UUID) (order.Placed, []ord
 	return order.Placed{}, nil, l.missing(ctx, id)
 }
 
-func (l *Ledger) historyIn(ctx context.Context, sale, id uuid.UUID) (order.Placed, []order.Logged, error) {
+func (l *Reader) historyIn(ctx context.Context, sale, id uuid.UUID) (order.Placed, []order.Logged, error) {
 	rows, _ := l.pool.Query(ctx, sql.LedgerFindHistory, sale, id) // rows carry the error
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
 		placedRow
@@ -173,7 +173,7 @@ func (l *Ledger) historyIn(ctx context.Context, sale, id uuid.UUID) (order.Place
 
 // missing returns why no table has the order: order.ErrArchived if its sale may be one whose orders were archived, else
 // order.ErrNotFound.
-func (l *Ledger) missing(ctx context.Context, id uuid.UUID) error {
+func (l *Reader) missing(ctx context.Context, id uuid.UUID) error {
 	err := l.pool.QueryRow(ctx, sql.LedgerArchivedSale, id).Scan(new(uuid.UUID))
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -200,7 +200,7 @@ type Span struct {
 // of a user newest first, and all others sale by sale, in the order in which they were made. It reads page by page, so
 // it needs little memory, waits for a slow reader, and keeps no transaction open: each order is as it was when its page
 // was read.
-func (l *Ledger) Export(ctx context.Context, filter order.Filter, span Span, each func(order.Placed) error) error {
+func (l *Reader) Export(ctx context.Context, filter order.Filter, span Span, each func(order.Placed) error) error {
 	next := l.exportAll(filter, span)
 	switch {
 	case span.ChangedTo > 0:
@@ -228,7 +228,7 @@ func (l *Ledger) Export(ctx context.Context, filter order.Filter, span Span, eac
 type nextPage func(context.Context) (page []order.Placed, more bool, err error)
 
 // exportAll reads sale by sale, so that each query reads one month in the order of its key.
-func (l *Ledger) exportAll(filter order.Filter, span Span) nextPage {
+func (l *Reader) exportAll(filter order.Filter, span Span) nextPage {
 	sale, after := filter.Sale, uuid.Nil
 	nextSale := func(ctx context.Context) error {
 		err := l.pool.QueryRow(ctx, sql.LedgerNextSale, sale).Scan(&sale)
@@ -266,7 +266,7 @@ func (l *Ledger) exportAll(filter order.Filter, span Span) nextPage {
 }
 
 // exportUser uses the indexes of a user's orders, which are few.
-func (l *Ledger) exportUser(filter order.Filter, span Span) nextPage {
+func (l *Reader) exportUser(filter order.Filter, span Span) nextPage {
 	before := uuid.Nil
 	return func(ctx context.Context) (page []order.Placed, more bool, err error) {
 		page, before, err = l.ListOrders(ctx, filter, before, exportPage)
@@ -279,7 +279,7 @@ func (l *Ledger) exportUser(filter order.Filter, span Span) nextPage {
 }
 
 // exportChanged reads exportPage events at a time.
-func (l *Ledger) exportChanged(filter order.Filter, span Span) nextPage {
+func (l *Reader) exportChanged(filter order.Filter, span Span) nextPage {
 	after := span.ChangedAfter
 	return func(ctx context.Context) (page []order.Placed, more bool, err error) {
 		to := span.ChangedTo

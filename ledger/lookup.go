@@ -13,12 +13,16 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
+
+// Reader reads orders and payments in Postgres, and changes nothing. It is safe for concurrent use.
+type Reader struct{ pool *pgxpool.Pool }
 
 // FindByReceipt returns the order of a receipt that Signer.Verify has accepted: as it is in Postgres, or
 // voided if the sale's stock was rebuilt without the order. It returns order.ErrNotFound if the
@@ -28,7 +32,7 @@ import (
 // The epoch is read before the order. Every transaction that confirms orders locks the row of their sale
 // and compares epochs (ledger/add_sold.sql), so an order of an earlier epoch that is still missing can
 // never be confirmed.
-func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error) {
+func (l *Reader) FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error) {
 	batch := &pgx.Batch{}
 	batch.Queue(sql.LedgerSaleEpoch, r.SaleID)
 	batch.Queue(sql.LedgerFindOrders, r.SaleID, []uuid.UUID{r.OrderID})
@@ -63,7 +67,7 @@ func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Orde
 }
 
 // FindOrders returns the orders with these ids that are in Postgres, unordered.
-func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error) {
+func (l *Reader) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error) {
 	found, err := l.findOrders(ctx, ids)
 	if err != nil {
 		return nil, fmt.Errorf("find %d orders: %w", len(ids), err)
@@ -73,7 +77,7 @@ func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order
 
 // Order returns the order as it is in Postgres, or order.ErrNotFound. An order that was just
 // reserved is not in Postgres yet.
-func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
+func (l *Reader) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 	found, err := l.findOrders(ctx, []uuid.UUID{id})
 	if err != nil {
 		return order.Order{}, fmt.Errorf("find order %s: %w", id, err)
@@ -86,7 +90,7 @@ func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 }
 
 // findOrders returns the orders with these ids by id.
-func (l *Ledger) findOrders(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID]order.Order, error) {
+func (l *Reader) findOrders(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID]order.Order, error) {
 	found := make(map[uuid.UUID]order.Order, len(ids))
 	known := knownToAll.sales(ids)
 	if err := l.readOrders(ctx, known, found); err != nil || len(found) == len(ids) {
@@ -107,7 +111,7 @@ func (l *Ledger) findOrders(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID
 }
 
 // readOrders adds the orders of these sales to found, in one round trip.
-func (l *Ledger) readOrders(ctx context.Context, bySale ordersBySale, found map[uuid.UUID]order.Order) (err error) {
+func (l *Reader) readOrders(ctx context.Context, bySale ordersBySale, found map[uuid.UUID]order.Order) (err error) {
 	if len(bySale) == 0 {
 		return nil
 	}
@@ -164,7 +168,7 @@ func (k *knownSales) sales(ids []uuid.UUID) (bySale ordersBySale) {
 
 // Ping returns nil if Postgres answers a query for orders and takes writes. The error is pg.ErrReadOnly if it only does
 // the former.
-func (l *Ledger) Ping(ctx context.Context) error {
+func (l *Reader) Ping(ctx context.Context) error {
 	if _, err := l.pool.Exec(ctx, sql.LedgerFindOrders, uuid.Nil, []uuid.UUID{}); err != nil {
 		return err
 	}
@@ -172,7 +176,7 @@ func (l *Ledger) Ping(ctx context.Context) error {
 }
 
 // ReceiptSecret returns the secret with which all ingresses on this database sign receipts by default.
-func (l *Ledger) ReceiptSecret(ctx context.Context) (secret []byte, err error) {
+func (l *Reader) ReceiptSecret(ctx context.Context) (secret []byte, err error) {
 	if err := l.pool.QueryRow(ctx, sql.LedgerReceiptSecret).Scan(&secret); err != nil {
 		return nil, fmt.Errorf("read the secret for receipts: %w", err)
 	}
@@ -182,7 +186,7 @@ func (l *Ledger) ReceiptSecret(ctx context.Context) (secret []byte, err error) {
 // PastAnswer returns the answer to a purchase in a sale that is over and of which Redis has no buyers any more. It is
 // the one that lua/reserve.lua gave as long as Redis had them: a repeated request gets its order, and every other one
 // Ended. Every order of such a sale is in Postgres, unless it is archived. Every error is one of Postgres.
-func (l *Ledger) PastAnswer(ctx context.Context, r reservation.Request) (reservation.Answer, error) {
+func (l *Reader) PastAnswer(ctx context.Context, r reservation.Request) (reservation.Answer, error) {
 	key := r.KeyFingerprint()
 	rows, _ := l.pool.Query(ctx, sql.LedgerPastOrders, r.Sale, r.User, zeronull.Text(key)) // rows carry the error
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[pastOrder])

@@ -154,12 +154,12 @@ func (l *Ledger) endWith(
 }
 
 // Payment returns the payment with this reference, or order.ErrPaymentNotFound.
-func (l *Ledger) Payment(ctx context.Context, reference string) (order.Payment, error) {
+func (l *Reader) Payment(ctx context.Context, reference string) (order.Payment, error) {
 	return findPayment(ctx, l.pool, reference)
 }
 
 // Payments returns the payments with these references by them, but for those in archives.
-func (l *Ledger) Payments(ctx context.Context, references []string) (map[string]order.Payment, error) {
+func (l *Reader) Payments(ctx context.Context, references []string) (map[string]order.Payment, error) {
 	rows, _ := l.pool.Query(ctx, sql.PaymentFind, references) // rows carry the error
 	found, err := pgx.CollectRows(rows, scanPayment)
 	if err != nil {

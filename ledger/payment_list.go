@@ -21,7 +21,7 @@ import (
 // ListPayments returns at most limit payments that match, in the order of their latest events, after that position, or
 // from the beginning if that is 0: positions of an archive of another database are negative. next is where the next
 // page begins, or 0 at the end.
-func (l *Ledger) ListPayments(
+func (l *Reader) ListPayments(
 	ctx context.Context, f order.PaymentFilter, after int64, limit int,
 ) (payments []order.Payment, next int64, err error) {
 	if after == 0 {
@@ -78,7 +78,7 @@ type OpenPayment struct {
 // OpenPayments returns at most limit payments that match, in the order of their latest events, after that position, or
 // from the beginning if that is 0. next is where the next page begins, or 0 at the end. It looks at scanMax payments at
 // most, so that a page may be short, or empty, and not be the last.
-func (l *Ledger) OpenPayments(
+func (l *Reader) OpenPayments(
 	ctx context.Context, f OpenFilter, after int64, limit int,
 ) (found []OpenPayment, next int64, err error) {
 	if after == 0 {
@@ -90,18 +90,18 @@ func (l *Ledger) OpenPayments(
 	}
 	rows, _ := l.pool.Query(ctx, sql.PaymentOpen, f.State, after, scan, limit+1, zeronull.UUID(f.Sale),
 		zeronull.Text(f.Currency), zeronull.Text(f.Reason), zeronull.Timestamptz(f.Until)) // rows carry the error
-	type looked struct {
+	type scanned struct {
 		paymentRow
 		SaleName    string
 		LateSeconds int64
 		Matches     bool
 		N           int
 	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[looked])
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[scanned])
 	if err != nil {
 		return nil, 0, fmt.Errorf("list open payments: %w", err)
 	}
-	page, last := pg.ScannedPage(all, limit, scan, func(row *looked) (int, bool) { return row.N, row.Matches })
+	page, last := pg.ScannedPage(all, limit, scan, func(row *scanned) (int, bool) { return row.N, row.Matches })
 	for i := range page {
 		row := &page[i]
 		found = append(found, OpenPayment{row.payment(), row.SaleName, time.Duration(row.LateSeconds) * time.Second})
@@ -118,7 +118,7 @@ func (l *Ledger) OpenPayments(
 
 // SearchPayments returns at most limit payments whose references begin with the text, in the order of the references,
 // and the one in an archive that has it as its reference.
-func (l *Ledger) SearchPayments(ctx context.Context, text string, limit int) ([]order.Payment, error) {
+func (l *Reader) SearchPayments(ctx context.Context, text string, limit int) ([]order.Payment, error) {
 	rows, _ := l.pool.Query(ctx, sql.PaymentSearch, text, text+string(utf8.MaxRune), limit) // rows carry the error
 	found, err := pgx.CollectRows(rows, scanPayment)
 	if err != nil {
@@ -147,7 +147,7 @@ const refundsCounted = 10_000
 func (r RefundsDue) AtLeast() bool { return r.Payments >= refundsCounted }
 
 // RefundsDue returns the refunds that are due, by currency.
-func (l *Ledger) RefundsDue(ctx context.Context) ([]RefundsDue, error) {
+func (l *Reader) RefundsDue(ctx context.Context) ([]RefundsDue, error) {
 	rows, _ := l.pool.Query(ctx, sql.PaymentDue) // rows carry the error
 	due, err := pgx.CollectRows(rows, pgx.RowToStructByName[RefundsDue])
 	if err != nil {

@@ -35,9 +35,8 @@
 //
 // # Reading order
 //
-// Files in the order in which Acquire runs: lock, settings, acquire, await, attempt, owner, scripts,
-// calls, queue, listener, lease, watchdog, renew, release. The files operators and multi build on
-// these.
+// Files in the order in which Acquire runs: lock, acquire, scripts, queue, listener, lease, watchdog. The file multi
+// builds on these.
 package lock
 
 import (

@@ -126,7 +126,7 @@ func (s *Store) namedItems(
 		return "", nil
 	}
 	if known := s.knownSeller(sale); known != nil {
-		return lines.Named(known.place.codes), nil
+		return lines.Named(known.address.codes), nil
 	}
 	codes, err := s.Redis.HGet(ctx, s.Keys.Sale(partition, sale), "items").Result()
 	if err != nil {
@@ -138,7 +138,7 @@ func (s *Store) namedItems(
 // findLayout returns the layout of a sale that Redis lists in a partition.
 func (s *Store) findLayout(ctx context.Context, at LocatedSale) (Layout, error) {
 	if known := s.knownSeller(at.ID); known != nil {
-		return known.place.layout, nil
+		return known.address.layout, nil
 	}
 	field, err := s.Redis.HGet(ctx, s.Keys.Sale(at.Partition, at.ID), "shard").Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
@@ -242,22 +242,22 @@ type saleLooks struct {
 
 // saleLook is one lookup, whose place and err are set when done is closed.
 type saleLook struct {
-	done  chan struct{}
-	place place
-	err   error
+	done    chan struct{}
+	address address
+	err     error
 }
 
 // lookOnce finds a sale in Redis for a buyer, as find does.
-func (s *Store) lookOnce(ctx context.Context, sale uuid.UUID) (place, error) {
+func (s *Store) lookOnce(ctx context.Context, sale uuid.UUID) (address, error) {
 	if !mayExist(sale, time.Now()) {
-		return place{}, ErrSaleNotFound
+		return address{}, ErrSaleNotFound
 	}
 	look := s.joinLook(sale)
 	select {
 	case <-look.done:
-		return look.place, look.err
+		return look.address, look.err
 	case <-ctx.Done():
-		return place{}, ctx.Err()
+		return address{}, ctx.Err()
 	}
 }
 
@@ -290,7 +290,7 @@ func (s *Store) joinLook(sale uuid.UUID) *saleLook {
 	started := s.goBackground(func() {
 		ctx, cancel := context.WithTimeout(s.ctx, s.options.CallTimeout)
 		defer cancel()
-		look.place, look.err = s.find(ctx, sale)
+		look.address, look.err = s.find(ctx, sale)
 		x.end(sale, look, began)
 	})
 	if !started {

@@ -313,11 +313,11 @@ func newFence(serverKey string, server ServerState) *fence {
 // ErrUnverifiedServer. It checks and loads on one connection, so that both reach the same server,
 // and loads nothing if the record of the server changed in between (Distrust). It withdraws the
 // verification of an unverified server, because the script may be loaded there from a former term.
-func (s *Store) admit(ctx context.Context, partition int) (*fence, error) {
+func (s *Servers) admit(ctx context.Context, partition int) (*fence, error) {
 	return s.admitThrough(ctx, s.Redis, partition)
 }
 
-func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, partition int) (*fence, error) {
+func (s *Servers) admitThrough(ctx context.Context, rdb redis.UniversalClient, partition int) (*fence, error) {
 	key := s.Keys.Server(partition)
 	var f *fence
 	// While the slot of a cluster moves, go-redis returns nil without a call of the function.
@@ -356,7 +356,7 @@ func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, par
 
 // fenced runs a script of the fence of a partition. A repeat of the script must be harmless: it is sent until Redis
 // answers, at most tries times.
-func (s *Store) fenced(
+func (s *Servers) fenced(
 	ctx context.Context, partition int, script func(lua.Fenced) lua.FencedScript, key string, args ...any,
 ) (cmd *redis.Cmd) {
 	for try := range tries {

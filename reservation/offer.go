@@ -85,7 +85,7 @@ func (s *Store) offer(ctx context.Context, sale Sale, offers []Offer) ([]Answer,
 	if len(of.queues) > 1 {
 		offer = of.offerEach
 	}
-	if err := offer(ctx, cmp.Or(sale.Epoch, of.place.epoch), batch); err != nil {
+	if err := offer(ctx, cmp.Or(sale.Epoch, of.address.epoch), batch); err != nil {
 		return nil, err
 	}
 	answers := make([]Answer, len(batch))
@@ -139,9 +139,9 @@ func (s *Store) withdraw(ctx context.Context, sale uuid.UUID, o Offer) (made uui
 
 // linesOf are the lines of one unit of the item; empty in a sale without items.
 func (of *seller) linesOf(item string) (order.Lines, error) {
-	place := slices.Index(of.place.codes, item)
+	place := slices.Index(of.address.codes, item)
 	switch {
-	case item == "" && of.place.codes == nil:
+	case item == "" && of.address.codes == nil:
 		return "", nil
 	case place < 0:
 		return "", fmt.Errorf("it has no item %q", item)
@@ -154,10 +154,10 @@ func (q *queue) offer(ctx context.Context, epoch int64, batch []*call) error {
 	if q.store.refused[q.partition].Load() {
 		return ErrUnverifiedServer
 	}
-	if epoch != q.place.epoch {
+	if epoch != q.address.epoch {
 		return q.rebuilt(ctx)
 	}
-	t := newTarget(q.store.Keys, q.sale, q.partition, q.place)
+	t := newTarget(q.store.Keys, q.sale, q.partition, q.address)
 	t.epochArg = strconv.FormatInt(epoch, 10) + "+"
 	t.see(q.target.seen.Load())
 	reply, err := new(reserveScript).run(ctx, q.store, t, batch)
@@ -231,7 +231,7 @@ func (q *queue) fetchOffered(ctx context.Context) (got bool, err error) {
 			err = q.shards.take(ctx, gifts)
 		case len(wishes) > 0:
 			// From now on, whoever takes the units on their way, they are offered.
-			if _, err = q.store.sayWhose(ctx, q.sale, q.partition, q.place.epoch, StateOffers, ""); err == nil {
+			if _, err = q.store.sayWhose(ctx, q.sale, q.partition, q.address.epoch, StateOffers, ""); err == nil {
 				err = q.shards.take(ctx, q.give(ctx, offered, wishes))
 			}
 		case count.failed != nil:

@@ -378,7 +378,7 @@ func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent
 	if err != nil {
 		return saleReply{}, err
 	}
-	if p.layout.Shards != q.place.layout.Shards {
+	if p.layout.Shards != q.address.layout.Shards {
 		return saleReply{}, fmt.Errorf("%w: its shards have just changed", ErrUnavailable)
 	}
 	sale, err := script.run(ctx, q.store, newTarget(q.store.Keys, q.sale, q.partition, p), sent)
@@ -389,16 +389,16 @@ func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent
 }
 
 // lookAgain looks up a sale whose epoch is stale, for the next requests too.
-func (q *queue) lookAgain(ctx context.Context) (place, error) {
+func (q *queue) lookAgain(ctx context.Context) (address, error) {
 	p, err := q.store.look(ctx, q.partition, q.sale)
 	switch {
 	case errors.Is(err, ErrSaleNotFound):
-		return place{}, ErrLostSale
+		return address{}, ErrLostSale
 	case err != nil:
-		return place{}, err
-	case p.epoch < q.place.epoch:
+		return address{}, err
+	case p.epoch < q.address.epoch:
 		// Epochs only grow: this server is an old one that was replaced.
-		return place{}, ErrUnverifiedServer
+		return address{}, ErrUnverifiedServer
 	}
 	q.store.renew(q.seller, p)
 	return p, nil
@@ -409,7 +409,7 @@ var errWrongItems = fmt.Errorf("%w: its items have changed", ErrUnavailable)
 
 // reserveItems is reserve for a request for items, or of a sale with items.
 func (q *queue) reserveItems(ctx context.Context, r Request, arrived int64) (answer Answer, err error) {
-	codes := q.place.codes
+	codes := q.address.codes
 	switch {
 	case codes == nil:
 		return Answer{}, &order.InvalidError{Field: "items", Reason: "must be left out: the sale has none"}

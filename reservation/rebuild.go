@@ -80,7 +80,7 @@ type Rebuilt struct {
 // CloseSale closes a sale for the rebuild with that token, whether or not Redis has it: no sales,
 // releases or changes happen until OpenRebuilt with the same token. The epoch is the one read from
 // Postgres before; only a later one can be opened.
-func (s *Store) CloseSale(
+func (s *Servers) CloseSale(
 	ctx context.Context, sale uuid.UUID, partition int, token string, epoch int64,
 ) (ClosedSale, error) {
 	known, err := lua.Close.Run(ctx, s.Redis, []string{s.Keys.Sale(partition, sale)}, token, epoch).Slice()
@@ -127,7 +127,7 @@ const (
 // StageBuyers stages buyers for the next epoch, separate from the current ones and from those of
 // other rebuilds. It may be called many times, and again with the same holders. The caller bounds
 // their number.
-func (s *Store) StageBuyers(
+func (s *Servers) StageBuyers(
 	ctx context.Context, partition int, sale uuid.UUID, token string, epoch int64, holders []Holder,
 ) error {
 	if len(holders) == 0 {
@@ -146,7 +146,7 @@ func (s *Store) StageBuyers(
 }
 
 // StageEnded is StageBuyers for orders that have ended.
-func (s *Store) StageEnded(
+func (s *Servers) StageEnded(
 	ctx context.Context, partition int, sale uuid.UUID, token string, orders []EndedOrder,
 ) error {
 	if len(orders) == 0 {
@@ -163,7 +163,7 @@ func (s *Store) StageEnded(
 }
 
 // stage writes n fields of a hash that expires.
-func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (field, value any)) error {
+func (s *Servers) stage(ctx context.Context, key string, n int, at func(i int) (field, value any)) error {
 	_, err := s.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i := 0; i < n; {
 			fields := make([]any, 0, 2*min(n-i, holdersPerCommand))
@@ -182,7 +182,7 @@ func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (fi
 // OpenRebuilt replaces a shard with the rebuilt one and the staged buyers in one step. It returns
 // ErrSaleNotClosed or ErrHoldersMissing if it did nothing. A shard that is already in that epoch stays
 // unchanged.
-func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
+func (s *Servers) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	sale, layout := &r.Sale, r.Sale.Layout()
 	p := layout.Partition(r.Shard)
 	state := sale.stateInRedis(r.Left)
@@ -252,7 +252,7 @@ func (s *Sale) itemArgs() []any {
 
 // OpenShard adds a new shard of a sale with that stock to Redis, and its items with theirs. A shard that exists in
 // the same epoch stays unchanged. The error wraps ErrLostSale if Redis has lost the shard.
-func (s *Store) OpenShard(ctx context.Context, sale Sale, shard int, revision, stock int64) error {
+func (s *Servers) OpenShard(ctx context.Context, sale Sale, shard int, revision, stock int64) error {
 	layout := sale.Layout()
 	p := layout.Partition(shard)
 	keys := []string{s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Sales(p)}
@@ -280,12 +280,12 @@ func (s *Store) OpenShard(ctx context.Context, sale Sale, shard int, revision, s
 // AppendReserved appends lost orders of one sale to the stream again; duplicates are harmless. It
 // returns for each order whether it was appended, which needs a readable reservation that is in
 // force. After an error some may be appended. Errors wrap ErrUnavailable.
-func (s *Store) AppendReserved(
+func (s *Servers) AppendReserved(
 	ctx context.Context, partition int, sale uuid.UUID, events []order.OrderReserved,
 ) ([]bool, error) {
 	appended := make([]bool, 0, len(events))
 	for len(events) > 0 {
-		n := min(len(events), s.options.BatchMax)
+		n := min(len(events), order.MaxPerMessage)
 		// Reservations of earlier epochs than the sale's say so themselves.
 		last := slices.MaxFunc(events[:n], func(x, y order.OrderReserved) int { return cmp.Compare(x.Epoch, y.Epoch) })
 		args := append(make([]any, 0, 1+2*n), order.ReservedMetadataPrefix(sale, last.Epoch, last.Lines != ""))

@@ -44,7 +44,7 @@ type target struct {
 	seen atomic.Int64
 }
 
-func newTarget(k Keys, sale uuid.UUID, partition int, p place) *target {
+func newTarget(k Keys, sale uuid.UUID, partition int, p address) *target {
 	return &target{
 		sale: sale, partition: partition, epoch: p.epoch, codes: p.codes,
 		keys:     [4]any{k.Sale(partition, sale), k.Buyers(partition, sale), k.Orders(partition), k.Ended(partition, sale)},

@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/clocks"
+	"stampede/internal/pg"
 	"stampede/internal/retry"
 	"stampede/lua"
 )
@@ -47,12 +51,26 @@ type ServerState struct {
 	epoch, shard, items string
 }
 
+// Servers are the Redis servers of the partitions: which server each has, whether it may be used, and the stock in it as
+// a rebuild makes it. Store sells from them. It is safe for concurrent use.
+type Servers struct {
+	// Redis, Keys and Logger are what NewStore got. They never change.
+	Redis  redis.UniversalClient
+	Keys   Keys
+	Logger *slog.Logger
+
+	// fences hold, by partition, the script that was loaded last (guard.go).
+	fences [MaxPartitions]atomic.Pointer[fence]
+	// refused is true, by partition, if Redis is not the server recorded in Postgres (Guard).
+	refused [MaxPartitions]atomic.Bool
+}
+
 // Inspect returns the server of a partition. Its errors wrap ErrUnavailable.
-func (s *Store) Inspect(ctx context.Context, partition int) (ServerState, error) {
+func (s *Servers) Inspect(ctx context.Context, partition int) (ServerState, error) {
 	return s.inspect(ctx, s.Redis, partition)
 }
 
-func (s *Store) inspect(ctx context.Context, on redis.Scripter, partition int) (ServerState, error) {
+func (s *Servers) inspect(ctx context.Context, on redis.Scripter, partition int) (ServerState, error) {
 	state, err := s.ask(ctx, on, s.Keys.Server(partition))
 	if err != nil {
 		return ServerState{}, fmt.Errorf("%w: inspect the server of partition %d: %w", ErrUnavailable, partition, err)
@@ -72,7 +90,7 @@ const (
 
 // AwaitFirstUse returns the server of a partition as soon as Redis has a record of one, or as it is
 // after a second. Its errors wrap ErrUnavailable, or it returns the error of ctx.
-func (s *Store) AwaitFirstUse(ctx context.Context, partition int) (ServerState, error) {
+func (s *Servers) AwaitFirstUse(ctx context.Context, partition int) (ServerState, error) {
 	for until := time.Now().Add(firstUseWait); ; {
 		state, err := s.Inspect(ctx, partition)
 		if err != nil || state.Known || state.Recorded || !time.Now().Before(until) {
@@ -87,7 +105,7 @@ func (s *Store) AwaitFirstUse(ctx context.Context, partition int) (ServerState, 
 // MarkVerified records that the stock of a partition is complete on the expected server. The token
 // is the one that DistrustFor left there. It returns ErrServerChanged, and changes nothing, if Redis
 // is another server by now or was emptied, or if the verification was withdrawn again.
-func (s *Store) MarkVerified(ctx context.Context, partition int, expected ServerState, token string) error {
+func (s *Servers) MarkVerified(ctx context.Context, partition int, expected ServerState, token string) error {
 	answer, err := lua.Verify.Run(
 		ctx, s.Redis, []string{s.Keys.Server(partition)}, expected.RunID, expected.ReplicationID, token,
 	).Text()
@@ -105,13 +123,13 @@ const distrusted = "-"
 
 // Distrust withdraws the verification of a partition: every ingress refuses to sell from it until it is
 // verified again.
-func (s *Store) Distrust(ctx context.Context, partition int) error {
+func (s *Servers) Distrust(ctx context.Context, partition int) error {
 	return s.DistrustFor(ctx, partition, "")
 }
 
 // DistrustFor is Distrust as the first step of the rebuild with that token. Only that rebuild can
 // verify the server afterwards.
-func (s *Store) DistrustFor(ctx context.Context, partition int, token string) error {
+func (s *Servers) DistrustFor(ctx context.Context, partition int, token string) error {
 	s.fences[partition].Store(nil)
 	_, err := s.Redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		s.distrust(ctx, p, partition, token)
@@ -125,13 +143,13 @@ func (s *Store) DistrustFor(ctx context.Context, partition int, token string) er
 
 // distrust queues the commands of the transaction. The scripts are flushed because clients with a
 // loaded fence do not check again; other scripts are loaded again by their users.
-func (s *Store) distrust(ctx context.Context, p redis.Pipeliner, partition int, token string) {
+func (s *Servers) distrust(ctx context.Context, p redis.Pipeliner, partition int, token string) {
 	p.HSet(ctx, s.Keys.Server(partition), "run_id", distrusted, "replication_id", distrusted, "rebuild", token)
 	p.ScriptFlush(ctx)
 }
 
 // ask runs lua/look.lua. The optional second key is a sale's.
-func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (ServerState, error) {
+func (s *Servers) ask(ctx context.Context, on redis.Scripter, keys ...string) (ServerState, error) {
 	values, err := lua.Look.Run(ctx, on, keys).StringSlice()
 	if err != nil {
 		return ServerState{}, err
@@ -152,31 +170,31 @@ func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (Ser
 
 // look finds a sale in a partition. It returns ErrSaleNotFound only if the server is known, because
 // an unverified one may have lost it.
-func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place, error) {
+func (s *Servers) look(ctx context.Context, partition int, sale uuid.UUID) (address, error) {
 	state, err := s.ask(ctx, s.Redis, s.Keys.Server(partition), s.Keys.Sale(partition, sale))
 	switch {
 	case err != nil:
-		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
+		return address{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	case !state.Known || s.refused[partition].Load():
 		if state.unverified {
 			_, _ = s.admit(ctx, partition) // for all ingresses
 		}
-		return place{}, ErrUnverifiedServer
+		return address{}, ErrUnverifiedServer
 	case state.epoch == "":
-		return place{}, ErrSaleNotFound
+		return address{}, ErrSaleNotFound
 	}
 	epoch, err := strconv.ParseInt(state.epoch, 10, 64)
 	switch {
 	case err != nil:
-		return place{}, fmt.Errorf("%w: look up sale=%s: its epoch: %w", ErrUnavailable, sale, err)
+		return address{}, fmt.Errorf("%w: look up sale=%s: its epoch: %w", ErrUnavailable, sale, err)
 	case epoch == 0:
-		return place{}, errSaleClosed
+		return address{}, errSaleClosed
 	}
 	layout, err := readLayout(state.shard, partition)
 	if err != nil {
-		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
+		return address{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	}
-	at := place{layout: layout, epoch: epoch}
+	at := address{layout: layout, epoch: epoch}
 	if state.items != "" {
 		at.codes = strings.Fields(state.items)
 	}
@@ -186,9 +204,9 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 // lostOrders returns the error of a queue whose sale has a lower sequence than it has seen: Redis was
 // set back and lost accepted orders. It withdraws the verification, so that their units are not sold again,
 // and a worker rebuilds the stock.
-func (s *Store) lostOrders(ctx context.Context, q *queue) error {
+func (s *Servers) lostOrders(ctx context.Context, q *queue) error {
 	s.Logger.Error("Redis lost orders of a sale: nothing is sold until its stock is rebuilt",
-		"sale", q.sale, "partition", q.partition, "epoch", q.place.epoch, "seen_sequence", q.target.seen.Load())
+		"sale", q.sale, "partition", q.partition, "epoch", q.address.epoch, "seen_sequence", q.target.seen.Load())
 	if err := s.Distrust(ctx, q.partition); err != nil {
 		return fmt.Errorf("%w: %w", ErrLostSale, err)
 	}
@@ -198,7 +216,7 @@ func (s *Store) lostOrders(ctx context.Context, q *queue) error {
 // EachAnswering calls do for those of the partitions whose server answers, each in its own goroutine and at most
 // limit of them at a time, and returns all errors. Servers are asked at the same time and take no place of the limit,
 // so one that does not answer delays no other.
-func (s *Store) EachAnswering(
+func (s *Servers) EachAnswering(
 	ctx context.Context, partitions []int, limit int, do func(ctx context.Context, partition int) error,
 ) error {
 	places := make(chan struct{}, limit)
@@ -216,7 +234,7 @@ func (s *Store) EachAnswering(
 	})
 }
 
-func (s *Store) answers(ctx context.Context, partition int) error {
+func (s *Servers) answers(ctx context.Context, partition int) error {
 	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
 	if _, err := s.Inspect(limited, partition); err != nil {
@@ -237,4 +255,37 @@ func each(n int, do func(i int) error) error {
 	}
 	doing.Wait()
 	return errors.Join(failed...)
+}
+
+func (s *Servers) refusesAny() bool {
+	for partition := range s.refused {
+		if s.refused[partition].Load() {
+			return true
+		}
+	}
+	return false
+}
+
+// Times returns the time by the clocks of Postgres and of the servers of these partitions. A step that nothing undoes
+// is taken when all of them say that its time has come, and waits while they are too far apart: the error is then
+// clocks.ErrApart. It wraps ErrUnavailable if Redis does not answer, or is that of Postgres.
+func (s *Servers) Times(ctx context.Context, on pg.Querier, partitions ...int) (clocks.Times, error) {
+	all := make([]clocks.Reading, 0, 1+len(partitions))
+	for _, p := range partitions {
+		r, err := clocks.Read(func() (time.Time, error) {
+			limited, cancel := retry.ForCall(ctx)
+			defer cancel()
+			state, err := s.Inspect(limited, p)
+			return state.Now, err
+		})
+		if err != nil {
+			return clocks.Times{}, err
+		}
+		all = append(all, r)
+	}
+	r, err := pg.ReadClock(ctx, on)
+	if err != nil {
+		return clocks.Times{}, fmt.Errorf("read the clock of Postgres: %w", err)
+	}
+	return clocks.Agree(append(all, r)...)
 }

@@ -165,14 +165,14 @@ func (c *saleCount) wishes(to int, whose whose, wanted int64) (wishes []gift) {
 
 // shards are the shards of a sale in one epoch.
 type shards struct {
-	store *Store
-	sale  uuid.UUID
-	place place
+	store   *Store
+	sale    uuid.UUID
+	address address
 }
 
 // count counts all shards.
 func (s shards) count(ctx context.Context) *saleCount {
-	count := &saleCount{shards: make([]*shardCount, s.place.layout.Shards)}
+	count := &saleCount{shards: make([]*shardCount, s.address.layout.Shards)}
 	count.failed = each(len(count.shards), func(shard int) (err error) {
 		count.shards[shard], err = s.countShard(ctx, shard)
 		return err
@@ -182,7 +182,7 @@ func (s shards) count(ctx context.Context) *saleCount {
 }
 
 func (s shards) countShard(ctx context.Context, shard int) (*shardCount, error) {
-	shards := s.place.layout.Shards
+	shards := s.address.layout.Shards
 	answer, err := s.run(ctx, shard, func(f lua.Fenced) lua.FencedScript { return f.Count }, shards).StringSlice()
 	if err != nil {
 		return nil, fmt.Errorf("count shard %d: %w", shard, err)
@@ -239,7 +239,7 @@ func (s shards) give(ctx context.Context, whose whose, wishes []gift) (given []g
 
 // take completes gifts. A shard that does not answer keeps them on their way.
 func (s shards) take(ctx context.Context, gifts []gift) error {
-	return each(s.place.layout.Shards, func(to int) error {
+	return each(s.address.layout.Shards, func(to int) error {
 		var args []any
 		for _, g := range gifts {
 			if g.to == to {
@@ -264,9 +264,9 @@ func (s shards) take(ctx context.Context, gifts []gift) error {
 func (s shards) run(
 	ctx context.Context, shard int, script func(lua.Fenced) lua.FencedScript, args ...any,
 ) *redis.Cmd {
-	partition := s.place.layout.Partition(shard)
+	partition := s.address.layout.Partition(shard)
 	key := s.store.Keys.Sale(partition, s.sale)
-	return s.store.fenced(ctx, partition, script, key, append([]any{s.place.epoch}, args...)...)
+	return s.store.fenced(ctx, partition, script, key, append([]any{s.address.epoch}, args...)...)
 }
 
 // HelpUnits completes the moves of units between the shards of a sale in that epoch that were begun and not completed,
@@ -275,7 +275,7 @@ func (s *Store) HelpUnits(ctx context.Context, sale uuid.UUID, layout Layout, ep
 	if layout.Shards == 1 {
 		return nil
 	}
-	of := shards{s, sale, place{layout: layout, epoch: epoch}}
+	of := shards{s, sale, address{layout: layout, epoch: epoch}}
 	count := of.count(ctx)
 	err := errors.Join(count.failed, of.take(ctx, count.onTheWay()))
 	if err != nil && !errors.Is(err, ErrUnavailable) {

@@ -71,7 +71,7 @@ func (of *seller) learnSoldOut(generations []int64) {
 	started := of.store.goBackground(func() {
 		defer of.learning.Store(false)
 		remember := of.rememberSoldOut
-		if of.place.codes != nil {
+		if of.address.codes != nil {
 			remember = of.rememberSoldItems
 		}
 		if err := remember(of.store.ctx, generations); err != nil && of.store.ctx.Err() == nil {
@@ -192,7 +192,7 @@ func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error
 		return false, err
 	}
 	over := sale.ClosesAtMillis > 0 && state.Now.UnixMilli() >= sale.ClosesAtMillis
-	return sale.Left == 0 && !over && sale.Generation == generation && sale.Epoch == q.place.epoch, nil
+	return sale.Left == 0 && !over && sale.Generation == generation && sale.Epoch == q.address.epoch, nil
 }
 
 // soldItems caches which items of a sale are sold out, while others are sold, so that refusals cost Redis nothing.
@@ -239,7 +239,7 @@ func (of *seller) remembersSoldOutItems(user string, wanted []int64) (answer Ans
 	if seen == nil || of.store.sinceStart()-seen.at > int64(soldOutTrust) {
 		return Answer{}, false
 	}
-	codes := of.place.codes
+	codes := of.address.codes
 	for place, n := range wanted {
 		switch {
 		case n == 0 || !seen.items[place]:
@@ -378,7 +378,7 @@ func (q *queue) checkSoldItems(ctx context.Context) (*soldItemsSeen, error) {
 	pipe := q.store.Redis.Pipeline()
 	buyers := pipe.HLen(ctx, keys.Buyers(q.partition, q.sale))
 	ended := pipe.HLen(ctx, keys.Ended(q.partition, q.sale))
-	asked := keys.AskShard(ctx, pipe, q.partition, q.sale, len(q.place.codes), "epoch", "state", "closes_at_ms")
+	asked := keys.AskShard(ctx, pipe, q.partition, q.sale, len(q.address.codes), "epoch", "state", "closes_at_ms")
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, err
 	}
@@ -387,7 +387,7 @@ func (q *queue) checkSoldItems(ctx context.Context) (*soldItemsSeen, error) {
 		return nil, err
 	}
 	sells := shard.State == StateOpen || shard.State == StateWaitlist
-	if shard.Epoch != q.place.epoch || !sells ||
+	if shard.Epoch != q.address.epoch || !sells ||
 		shard.ClosesAtMillis > 0 && state.Now.UnixMilli() >= shard.ClosesAtMillis {
 		return nil, nil //nolint:nilnil // there is nothing to remember
 	}
@@ -401,9 +401,9 @@ func (q *queue) checkSoldItems(ctx context.Context) (*soldItemsSeen, error) {
 			now.quiet[place] = item.Quiet
 		}
 	}
-	units := order.Lines(left).Named(q.place.codes)
+	units := order.Lines(left).Named(q.address.codes)
 	for place := range now.quiet {
-		now.answers[place] = &OfItems{Units: units, Codes: q.place.codes[place : place+1 : place+1]}
+		now.answers[place] = &OfItems{Units: units, Codes: q.address.codes[place : place+1 : place+1]}
 	}
 	now.users = buyers.Val() + ended.Val()
 	return now, nil

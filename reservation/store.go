@@ -23,8 +23,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/clocks"
-	"stampede/internal/pg"
 	"stampede/internal/retry"
 	"stampede/reservation/order"
 )
@@ -93,21 +91,13 @@ func (o *StoreOptions) setDefaults() {
 
 // Store is the stock of all sales, in Redis. It is safe for concurrent use.
 type Store struct {
-	// Redis, Keys and Logger are what NewStore got. Package catalog publishes sales with them. They never change.
-	Redis  redis.UniversalClient
-	Keys   Keys
-	Logger *slog.Logger
+	Servers
 
 	options StoreOptions
 	started time.Time
 	seed    maphash.Seed // of the hashes in soldOut
 	index   shared[*saleIndex]
 	looks   saleLooks
-
-	// fences hold, by partition, the script that was loaded last (guard.go).
-	fences [MaxPartitions]atomic.Pointer[fence]
-	// refused is true, by partition, if Redis is not the server recorded in Postgres (Guard).
-	refused [MaxPartitions]atomic.Bool
 
 	mu      sync.RWMutex
 	sellers map[uuid.UUID]*seller
@@ -126,7 +116,7 @@ func NewStore(rdb redis.UniversalClient, keys Keys, o StoreOptions) *Store {
 	o.setDefaults()
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Store{
-		Redis: rdb, Keys: keys, Logger: o.Logger, options: o,
+		Servers: Servers{Redis: rdb, Keys: keys, Logger: o.Logger}, options: o,
 		started: time.Now(), seed: maphash.MakeSeed(),
 		sellers: make(map[uuid.UUID]*seller),
 		ctx:     ctx, cancel: cancel,
@@ -230,7 +220,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (answer Answer, err erro
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, ErrUnverifiedServer)
 	}
 	switch {
-	case r.Items != nil || of.place.codes != nil:
+	case r.Items != nil || of.address.codes != nil:
 		answer, err = q.reserveItems(ctx, r, arrived)
 	case of.remembersSoldOut(r.User):
 		return Answer{Verdict: SoldOut}, nil
@@ -300,7 +290,7 @@ func (s *Store) keep(of *seller) (*seller, error) {
 }
 
 // renew starts a seller for the sale's new epoch.
-func (s *Store) renew(of *seller, p place) {
+func (s *Store) renew(of *seller, p address) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sellers[of.sale] == of {
@@ -308,8 +298,8 @@ func (s *Store) renew(of *seller, p place) {
 	}
 }
 
-// place is where a sale is in Redis, its epoch, and the codes of its items, which never change.
-type place struct {
+// address is where a sale is in Redis, its epoch, and the codes of its items, which never change.
+type address struct {
 	layout Layout
 	epoch  int64
 	codes  []string
@@ -329,7 +319,7 @@ var ErrLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
 // Any shard of a sale shows where the others are, so the sale is found while one of them answers.
 //
 // ErrSaleNotFound is certain. If a server may have lost the sale, the error wraps ErrUnavailable.
-func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
+func (s *Store) find(ctx context.Context, sale uuid.UUID) (address, error) {
 	partition := s.Keys.Partition(sale)
 	at, missing := s.look(ctx, partition, sale)
 	if missing == nil {
@@ -337,7 +327,7 @@ func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
 	}
 	index, err := s.indexSince(ctx, time.Now().Add(-indexTrust))
 	if err != nil {
-		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
+		return address{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	}
 	elsewhere := false
 	for _, found := range index.sales {
@@ -354,22 +344,13 @@ func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
 	}
 	switch { // it may be in another partition
 	case elsewhere || !errors.Is(missing, ErrSaleNotFound) && !errors.Is(missing, ErrUnverifiedServer):
-		return place{}, missing
+		return address{}, missing
 	case s.refusesAny():
-		return place{}, ErrUnverifiedServer
+		return address{}, ErrUnverifiedServer
 	case index.silent:
-		return place{}, fmt.Errorf("%w: look up sale=%s: a partition does not answer", ErrUnavailable, sale)
+		return address{}, fmt.Errorf("%w: look up sale=%s: a partition does not answer", ErrUnavailable, sale)
 	}
-	return place{}, missing
-}
-
-func (s *Store) refusesAny() bool {
-	for partition := range s.refused {
-		if s.refused[partition].Load() {
-			return true
-		}
-	}
-	return false
+	return address{}, missing
 }
 
 // seller sells one sale in one epoch. It has a queue for each shard, and shares what it knows of the whole sale. It is
@@ -387,7 +368,7 @@ type seller struct {
 	learning  atomic.Bool // a goroutine creates or watches one of them
 }
 
-func newSeller(s *Store, sale uuid.UUID, p place) *seller {
+func newSeller(s *Store, sale uuid.UUID, p address) *seller {
 	of := &seller{
 		shards:  shards{s, sale, p},
 		queues:  make([]*queue, p.layout.Shards),
@@ -403,33 +384,9 @@ func newSeller(s *Store, sale uuid.UUID, p place) *seller {
 }
 
 // queueFor returns the queue of the shard in which a user buys.
-func (of *seller) queueFor(user string) *queue { return of.queues[of.place.layout.ShardOf(user)] }
+func (of *seller) queueFor(user string) *queue { return of.queues[of.address.layout.ShardOf(user)] }
 
 // idle is true if the seller can be dropped without loss.
 func (of *seller) idle() bool {
 	return !of.learning.Load() && !slices.ContainsFunc(of.queues, func(q *queue) bool { return !q.idle() })
-}
-
-// Times returns the time by the clocks of Postgres and of the servers of these partitions. A step that nothing undoes
-// is taken when all of them say that its time has come, and waits while they are too far apart: the error is then
-// clocks.ErrApart. It wraps ErrUnavailable if Redis does not answer, or is that of Postgres.
-func (s *Store) Times(ctx context.Context, on pg.Querier, partitions ...int) (clocks.Times, error) {
-	all := make([]clocks.Reading, 0, 1+len(partitions))
-	for _, p := range partitions {
-		r, err := clocks.Read(func() (time.Time, error) {
-			limited, cancel := retry.ForCall(ctx)
-			defer cancel()
-			state, err := s.Inspect(limited, p)
-			return state.Now, err
-		})
-		if err != nil {
-			return clocks.Times{}, err
-		}
-		all = append(all, r)
-	}
-	r, err := pg.ReadClock(ctx, on)
-	if err != nil {
-		return clocks.Times{}, fmt.Errorf("read the clock of Postgres: %w", err)
-	}
-	return clocks.Agree(append(all, r)...)
 }

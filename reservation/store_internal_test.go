@@ -29,7 +29,7 @@ func TestEvictionAndJoinDoNotDeadlock(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for range 20_000 {
-					kept, err := s.keep(newSeller(s, sales[rand.IntN(len(sales))], place{layout: Layout{Partitions: 1, Shards: 1}}))
+					kept, err := s.keep(newSeller(s, sales[rand.IntN(len(sales))], address{layout: Layout{Partitions: 1, Shards: 1}}))
 					if err != nil {
 						require.ErrorIs(t, err, ErrOverloaded)
 						continue

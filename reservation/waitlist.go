@@ -179,7 +179,7 @@ func (w *Whose) Offered() (units int64) {
 
 // LookWhose returns for each of the sales whom its units are for. It needs their layouts and how many items they have.
 // After an error, which wraps ErrUnavailable, those sales are lost whose servers did not answer.
-func (s *Store) LookWhose(ctx context.Context, sales []Sale) ([]Whose, error) {
+func (s *Servers) LookWhose(ctx context.Context, sales []Sale) ([]Whose, error) {
 	asked := make([][]ShardAnswer, len(sales))
 	_, err := s.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, sale := range sales {
@@ -233,7 +233,7 @@ func (w *Whose) add(shard int, h ShardHash) {
 // places; if the list is closed and nobody waits for any item, also all that return later. The caller knows that nobody
 // waits for them, nor can join a list that is closed. It returns false if it changed nothing. The error wraps
 // ErrUnavailable.
-func (s *Store) Reopen(ctx context.Context, sale Sale, items []int) (reopened bool, err error) {
+func (s *Servers) Reopen(ctx context.Context, sale Sale, items []int) (reopened bool, err error) {
 	if !sale.Waitlist {
 		return false, fmt.Errorf("reopen sale=%s: it has no waiting list", sale.ID)
 	}
@@ -257,7 +257,7 @@ func (s *Store) Reopen(ctx context.Context, sale Sale, items []int) (reopened bo
 }
 
 // sayWhose says whom the units of a shard are for (lua/waitlist.lua).
-func (s *Store) sayWhose(
+func (s *Servers) sayWhose(
 	ctx context.Context, sale uuid.UUID, partition int, epoch int64, open State, letters string,
 ) (changed bool, err error) {
 	keys := []string{s.Keys.Sale(partition, sale)}

@@ -261,7 +261,9 @@ func drawUnits(b *testing.B, entries, units int) rig.Values {
 	require.NoError(b, err)
 
 	at := draws.New(s.Pool)
-	clock := func(ctx context.Context, on pg.Querier) (clocks.Times, error) { return offerer.Store.Times(ctx, on, 0) }
+	clock := func(ctx context.Context, on pg.Querier) (clocks.Times, error) {
+		return offerer.Catalog.Store.Times(ctx, on, 0)
+	}
 	resetPeak(b)
 	values := rig.Values{}
 	began := time.Now()
@@ -351,9 +353,7 @@ func (s shop) offerer(b *testing.B) (*catalog.Catalog, *offers.Offerer) {
 	store := reservation.NewStore(s.Redis, s.keys, reservation.StoreOptions{Logger: logger})
 	b.Cleanup(store.Close)
 	sales := catalog.New(s.Pool, store)
-	return sales, offers.New(offers.Config{
-		Pool: s.Pool, Redis: s.Redis, Keys: s.keys, Store: store, Catalog: sales, Logger: logger,
-	})
+	return sales, offers.New(offers.Config{Catalog: sales, Logger: logger})
 }
 
 // offersPerSecond offers so many units.

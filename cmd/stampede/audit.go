@@ -27,7 +27,7 @@ import (
 )
 
 type auditCmd struct {
-	look
+	readOnly
 	storesFlags
 	outputFlag
 	operatorFlag
@@ -98,7 +98,7 @@ func lookAtPromises(ctx context.Context, b *backend, sale uuid.UUID, wait time.D
 		return audit.Report{}, unchecked(err)
 	}
 	report, err := audit.Run(ctx, audit.Config{
-		Pool: b.pool, Redis: b.redis, Keys: b.keys, Wait: wait, Sale: sale,
+		Catalog: b.catalog, Wait: wait, Sale: sale,
 	})
 	if err != nil && !errors.Is(err, reservation.ErrSaleNotFound) {
 		err = unchecked(err)
@@ -151,7 +151,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 		return unchecked(err)
 	}
 	config := audit.ReconcileConfig{
-		Pool: b.pool, Redis: b.redis, Keys: b.keys, Store: b.store, Catalog: b.catalog, Rebuilder: rebuilder,
+		Catalog: b.catalog, Rebuilder: rebuilder,
 		Sale: c.Sale, DryRun: c.DryRun, Logger: logger,
 	}
 	if c.Explain {
@@ -391,7 +391,7 @@ func (c *projectionsRebuildCmd) restore(ctx context.Context, s *streams, pool *p
 }
 
 type doctorCmd struct {
-	look
+	readOnly
 	redisFlag
 	databaseFlag
 	outputFlag

@@ -101,7 +101,7 @@ func (b *backend) rebuilder(ctx context.Context, logger *slog.Logger) (*rebuild.
 	if err := sql.Check(ctx, b.pool); err != nil {
 		return nil, err
 	}
-	return rebuild.New(rebuild.Config{Pool: b.pool, Redis: b.redis, Keys: b.keys, Store: b.store, Logger: logger})
+	return rebuild.New(rebuild.Config{Catalog: b.catalog, Logger: logger})
 }
 
 // writable returns nil for each server that takes writes.

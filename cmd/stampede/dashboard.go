@@ -82,7 +82,7 @@ func newDashboard(
 		return nil, err
 	}
 	pages, err := dashboard.New(dashboard.Config{
-		Fleet: seen, Pool: b.pool, Redis: b.redis, Keys: b.keys, Store: b.store, Catalog: b.catalog,
+		Fleet: seen, Catalog: b.catalog,
 		Operators: registry, TrustedProxies: trusted, Metrics: metrics, Logger: logger,
 	})
 	if err != nil {
@@ -132,7 +132,7 @@ type scrapeFlags struct {
 // fleet returns a fleet that watches the processes and the servers of b.
 func (f scrapeFlags) fleet(b *backend, logger *slog.Logger) (*fleet.Fleet, error) {
 	watched, err := fleet.New(fleet.Config{
-		Pool: b.pool, Catalog: b.catalog, Store: b.store, Targets: f.Scrape, Logger: logger,
+		Catalog: b.catalog, Targets: f.Scrape, Logger: logger,
 	})
 	if err != nil {
 		return nil, &usageError{fmt.Errorf("--scrape: %w", err)}
@@ -143,7 +143,7 @@ func (f scrapeFlags) fleet(b *backend, logger *slog.Logger) (*fleet.Fleet, error
 type topCmd struct {
 	storesFlags
 	scrapeFlags
-	look
+	readOnly
 	outputFlag
 	Once bool `env:"STAMPEDE_TOP_ONCE" help:"Print one snapshot and end. This is also what happens if standard output is no terminal."`
 }

@@ -44,7 +44,7 @@ type letterArg struct {
 }
 
 type dlqListCmd struct {
-	look
+	readOnly
 	dlqFlags
 	Status string `default:"parked" enum:"parked,replayed,discarded,all" env:"STAMPEDE_DLQ_STATUS" placeholder:"STATUS" help:"Status of the letters to list: parked, replayed, discarded or all (${default})."`
 	Limit  int    `default:"50" env:"STAMPEDE_DLQ_LIMIT" placeholder:"N" help:"Most letters to list (${default})."`
@@ -77,7 +77,7 @@ func writeLetters(w io.Writer, letters []deadletter.Letter) error {
 }
 
 type dlqShowCmd struct {
-	look
+	readOnly
 	dlqFlags
 	letterArg
 }

@@ -231,7 +231,7 @@ func (c *drawOpenCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 }
 
 type drawStatusCmd struct {
-	look
+	readOnly
 	drawFlags
 	Bundle string `env:"STAMPEDE_DRAW_BUNDLE" placeholder:"FILE" help:"Save the bundle of the draw here, for draw verify."`
 	Leaves string `env:"STAMPEDE_DRAW_LEAVES" placeholder:"FILE" help:"Save the list of its entries here, for draw verify."`

@@ -143,7 +143,7 @@ func run(args []string, stdout, to io.Writer) (status int) {
 	}
 	command.Bind(logger)
 	err = withFlags(command.Selected(), command.Run())
-	if onlyLooks(command.Selected()) {
+	if onlyReads(command.Selected()) {
 		err = unseen(err)
 	}
 	return reportError(stderr, err)
@@ -192,16 +192,16 @@ const exitStatuses = "Exit status: 0, all is well; 1, a promise is broken, a set
 
 // look is embedded by commands that change nothing. If they cannot read what they show, their exit status is
 // exitUnknown, because nothing is known to be wrong.
-type look struct{}
+type readOnly struct{}
 
-func (look) onlyLooks() {}
+func (readOnly) onlyReads() {}
 
-// onlyLooks reports whether a command embeds look.
-func onlyLooks(command *kong.Node) bool {
+// onlyReads reports whether a command embeds readOnly.
+func onlyReads(command *kong.Node) bool {
 	if command == nil || !command.Target.CanAddr() {
 		return false
 	}
-	_, looks := command.Target.Addr().Interface().(interface{ onlyLooks() })
+	_, looks := command.Target.Addr().Interface().(interface{ onlyReads() })
 	return looks
 }
 

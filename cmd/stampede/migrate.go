@@ -83,7 +83,7 @@ func latestMigration(ctx context.Context, databaseURL string) (name string, err 
 }
 
 type migrateStatusCmd struct {
-	look
+	readOnly
 	databaseFlag
 	outputFlag
 }

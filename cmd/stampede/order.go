@@ -95,7 +95,7 @@ func (f databaseFlag) withLedger(ctx context.Context, do func(*ledger.Ledger) er
 }
 
 type orderShowCmd struct {
-	look
+	readOnly
 	optionalDatabases
 	serverFlag
 	keysFlags
@@ -181,7 +181,7 @@ func withHint(err error, user string) error {
 }
 
 type orderListCmd struct {
-	look
+	readOnly
 	postgresOrServer
 	outputFlag
 	orderFilter
@@ -310,7 +310,7 @@ func (c *orderCancelCmd) question(o order.PlacedView) string {
 }
 
 type orderExportCmd struct {
-	look
+	readOnly
 	databaseFlag
 	outputFlag
 	orderFilter

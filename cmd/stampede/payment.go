@@ -104,7 +104,7 @@ type paymentArg struct {
 }
 
 type paymentListCmd struct {
-	look
+	readOnly
 	postgresOrServer
 	outputFlag
 	State string    `enum:",waiting,settled,refund_due,refunded,unclear,dismissed,disputed,claimed" default:"" env:"STAMPEDE_PAYMENT_STATE" placeholder:"STATE" help:"Only payments in this state: waiting, settled, refund_due, refunded, unclear, dismissed, disputed or claimed."`
@@ -151,7 +151,7 @@ func amount(minor int64, currency string) string {
 }
 
 type paymentShowCmd struct {
-	look
+	readOnly
 	postgresOrServer
 	outputFlag
 	paymentArg

@@ -252,7 +252,7 @@ func placeError(err error) error {
 }
 
 type relayListCmd struct {
-	look
+	readOnly
 	databaseFlag
 	outputFlag
 }

@@ -282,7 +282,7 @@ func itemTerms(all []saleItem) (items []reservation.Item, stock int64) {
 }
 
 type saleListCmd struct {
-	look
+	readOnly
 	catalogFlags
 	After uuid.UUID `env:"STAMPEDE_SALE_AFTER" placeholder:"ID" help:"List sales older than this one."`
 	Limit int       `default:"50" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"Most sales to list (${default})."`
@@ -298,7 +298,7 @@ func (c *saleListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 }
 
 type saleShowCmd struct {
-	look
+	readOnly
 	catalogFlags
 	saleArg
 }
@@ -418,7 +418,7 @@ func (i *itemName) UnmarshalText(text []byte) (err error) {
 }
 
 type saleHistoryCmd struct {
-	look
+	readOnly
 	catalogFlags
 	saleArg
 	Limit int `default:"1000" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"Most changes to show, the newest ones (${default})."`

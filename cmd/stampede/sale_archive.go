@@ -38,7 +38,7 @@ func (c *saleArchiveCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 
 func (c *saleArchiveCmd) archive(ctx context.Context, s *streams, b *backend, logger *slog.Logger) error {
 	archiver, err := archive.New(ctx, archive.Config{
-		Pool: b.pool, Redis: b.redis, Keys: b.keys, Store: b.store, Dir: c.Dir, Keep: c.Keep, Logger: logger,
+		Catalog: b.catalog, Dir: c.Dir, Keep: c.Keep, Logger: logger,
 	})
 	if err != nil {
 		return err

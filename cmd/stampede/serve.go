@@ -357,7 +357,7 @@ func (f workerFlags) worker(
 		return nil, err
 	}
 	worker, err := fulfillment.NewWorker(fulfillment.WorkerConfig{
-		Pool: b.pool, Control: b.redis, Blocking: blocking, Keys: b.keys, Store: b.store, Catalog: b.catalog,
+		Blocking: blocking, Catalog: b.catalog,
 		Consumer: consumer, BatchMax: f.BatchMax, MinIdle: f.MinIdle, MaxDeliveries: f.MaxDeliveries,
 		RetireAfter: f.RetireAfter, DrainTimeout: drain, Logger: logger, Registerer: registry, Tracer: tracer,
 	})
@@ -372,7 +372,7 @@ func (f workerFlags) worker(
 }
 
 type healthcheckCmd struct {
-	look
+	readOnly
 	outputFlag
 	URL     string        `name:"url" env:"STAMPEDE_HEALTHCHECK_URL" default:"http://127.0.0.1:8080/readyz" placeholder:"URL" help:"URL to request (${default}); for a worker, /readyz at its metrics address."`
 	Timeout time.Duration `env:"STAMPEDE_HEALTHCHECK_TIMEOUT" default:"3s" placeholder:"DURATION" help:"How long to wait for the answer (${default})."`

@@ -18,9 +18,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 
-	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
 
@@ -35,10 +33,8 @@ const (
 
 // Config configures a Fleet.
 type Config struct {
-	// Pool and Catalog read Postgres, Store and Catalog read Redis. They have no default.
-	Pool    *pgxpool.Pool
+	// Catalog has no default.
 	Catalog *catalog.Catalog
-	Store   *reservation.Store
 	// Targets are the URLs of metrics, such as http://worker-1:9090/metrics. The scheme dns+http resolves the host every
 	// few seconds and scrapes each of its addresses as a process.
 	Targets []string
@@ -81,8 +77,8 @@ type Fleet struct {
 
 // New returns a Fleet. It connects to nothing before Run. The error wraps errTarget for a target that is no URL.
 func New(config Config) (*Fleet, error) {
-	if config.Pool == nil || config.Catalog == nil || config.Store == nil {
-		return nil, errors.New("a fleet needs Postgres, a catalog and Redis")
+	if config.Catalog == nil {
+		return nil, errors.New("a fleet needs a catalog")
 	}
 	if config.Logger == nil {
 		config.Logger = slog.Default()

@@ -133,7 +133,7 @@ func newFleet(t testing.TB, targets ...string) (*Fleet, *testshop.Shop) {
 func fleetOf(t testing.TB, pool *pgxpool.Pool, s *testshop.Shop, targets ...string) *Fleet {
 	t.Helper()
 	f, err := New(Config{
-		Pool: pool, Catalog: catalog.New(pool, s.Store), Store: s.Store, Targets: targets, Logger: testkit.Logger(t),
+		Catalog: catalog.New(pool, s.Store), Targets: targets, Logger: testkit.Logger(t),
 	})
 	require.NoError(t, err)
 	t.Cleanup(f.close)

@@ -197,7 +197,7 @@ func (f *Fleet) lookAtUnpaid(ctx context.Context) {
 		LastTurn         zeronull.Timestamptz
 		Settled, Due     float64
 	}
-	rows, _ := f.config.Pool.Query(limited, sql.FleetUnpaid, ids, unpaidMost, paidMost) // its error comes with the rows
+	rows, _ := f.config.Catalog.Pool.Query(limited, sql.FleetUnpaid, ids, unpaidMost, paidMost) // its error comes with the rows
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[row])
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -255,7 +255,7 @@ func (f *Fleet) lookAtRecords(ctx context.Context) {
 	}
 	var row record
 	clock, err := clocks.Read(func() (_ time.Time, err error) {
-		rows, _ := f.config.Pool.Query(limited, sql.FleetDesk, rebuildSilence.Seconds()) // its error comes with the row
+		rows, _ := f.config.Catalog.Pool.Query(limited, sql.FleetDesk, rebuildSilence.Seconds()) // its error comes with the row
 		row, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[record])
 		return row.Clock, err
 	})
@@ -334,7 +334,7 @@ func (f *Fleet) lookAtFunnels(ctx context.Context, ids []uuid.UUID) {
 	limited, cancel := context.WithTimeout(ctx, funnelTimeout)
 	defer cancel()
 	began := time.Now()
-	rows, _ := f.config.Pool.Query(limited, sql.FleetFunnel, ids) // its error comes with the rows
+	rows, _ := f.config.Catalog.Pool.Query(limited, sql.FleetFunnel, ids) // its error comes with the rows
 	type row struct {
 		ID        uuid.UUID
 		PaidUnits int64

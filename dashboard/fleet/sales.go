@@ -190,7 +190,7 @@ func (f *Fleet) lookAtDraws(ctx context.Context) {
 	}
 	limited, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
-	found, err := draws.New(f.config.Pool).Watch(limited, salesMax)
+	found, err := draws.New(f.config.Catalog.Pool).Watch(limited, salesMax)
 	if ctx.Err() != nil {
 		return
 	}
@@ -207,7 +207,7 @@ func (f *Fleet) lookAtDraws(ctx context.Context) {
 func (f *Fleet) lookForRelay(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
-	unserved, err := survey.Unserved(limited, f.config.Pool, f.config.Store.Redis, f.config.Store.Keys)
+	unserved, err := survey.Unserved(limited, f.config.Catalog.Pool, f.config.Catalog.Store.Redis, f.config.Catalog.Store.Keys)
 	if ctx.Err() != nil {
 		return
 	}

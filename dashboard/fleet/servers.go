@@ -133,11 +133,11 @@ func (f *Fleet) lookIntoRedis(ctx context.Context) {
 	var counted []catalog.CountResult
 	var nodes []redisinfo.Server
 	var asking sync.WaitGroup
-	asking.Go(func() { pinged = f.config.Store.Ping(limited) })
+	asking.Go(func() { pinged = f.config.Catalog.Store.Ping(limited) })
 	asking.Go(func() { counted, uncounted = f.config.Catalog.CountPageOf(limited, page, paid) })
 	asking.Go(func() { states = f.inspect(limited, listed) })
 	if askNodes {
-		asking.Go(func() { nodes = redisinfo.Masters(limited, f.config.Store.Redis) })
+		asking.Go(func() { nodes = redisinfo.Masters(limited, f.config.Catalog.Store.Redis) })
 	}
 	asking.Wait()
 	if ctx.Err() != nil {
@@ -179,7 +179,7 @@ func (f *Fleet) inspect(ctx context.Context, sales []catalog.CountedSale) map[in
 			}
 			asked[partition] = true
 			asking.Go(func() error {
-				if state, err := f.config.Store.Inspect(ctx, partition); err == nil {
+				if state, err := f.config.Catalog.Store.Inspect(ctx, partition); err == nil {
 					mu.Lock()
 					defer mu.Unlock()
 					states[partition] = state

@@ -23,6 +23,7 @@ import (
 	"stampede/ledger"
 	"stampede/lock"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 	"stampede/stream"
 )
@@ -402,7 +403,7 @@ func TestSlowBatchIsHalved(t *testing.T) {
 	s.Crowd(t, sale, 100)
 	limited := testkit.PoolAt(t, testkit.DatabaseURL(t)+"&statement_timeout=250", 8)
 	config := testwork.Config(t, s)
-	config.Pool = limited
+	config.Catalog = catalog.New(limited, s.Store)
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 100)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/clocks"
 	"stampede/internal/pg"
@@ -26,10 +24,6 @@ import (
 
 // Config configures an Offerer. All fields are required.
 type Config struct {
-	Pool    *pgxpool.Pool
-	Redis   redis.UniversalClient
-	Keys    reservation.Keys
-	Store   *reservation.Store
 	Catalog *catalog.Catalog
 	Logger  *slog.Logger
 }
@@ -50,12 +44,10 @@ type Offerer struct {
 // New returns an Offerer.
 func New(c Config) *Offerer {
 	return &Offerer{
-		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{}, lists: map[uuid.UUID]*list{},
+		Config: c, draws: draws.New(c.Catalog.Pool), waits: map[uuid.UUID]string{}, lists: map[uuid.UUID]*list{},
 		drawn:  &finder{kind: draws.ByHash, retries: map[uuid.UUID]*retried{}},
 		listed: &finder{kind: draws.ByPlace, retries: map[uuid.UUID]*retried{}},
-		rest: retire.New(retire.Config{
-			Pool: c.Pool, Redis: c.Redis, Keys: c.Keys, Store: c.Store, Catalog: c.Catalog, Logger: c.Logger,
-		}),
+		rest:   retire.New(retire.Config{Catalog: c.Catalog, Logger: c.Logger}),
 	}
 }
 
@@ -103,7 +95,7 @@ func each(ctx context.Context, due []draws.Draw, err error, do func(*draws.Draw)
 // clocks reads those of Postgres and of the Redis server that accepts the entries of a draw.
 func (o *Offerer) clocks(d *draws.Draw) draws.Clocks {
 	return func(ctx context.Context, on pg.Querier) (clocks.Times, error) {
-		return o.Store.Times(ctx, on, entriesPartition(d))
+		return o.Catalog.Store.Times(ctx, on, entriesPartition(d))
 	}
 }
 
@@ -120,7 +112,7 @@ func (o *Offerer) final(ctx context.Context, d *draws.Draw, read draws.Clocks) (
 		return false, err
 	}
 	if !entries.Retired && entries.Sale.State != reservation.StateEnded {
-		times, err := read(ctx, o.Pool)
+		times, err := read(ctx, o.Catalog.Pool)
 		if err != nil || times.Earliest.Before(d.ClosesAt) {
 			return false, wrapEnd(d, err)
 		}
@@ -214,7 +206,7 @@ func (o *Offerer) openRest(ctx context.Context, d *draws.Draw) (finished bool, e
 func (o *Offerer) look(ctx context.Context, d *draws.Draw) (reservation.Whose, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	found, err := o.Store.LookWhose(ctx, []reservation.Sale{goods(d.SaleID, d.Partitions, d.Shards, len(d.Items))})
+	found, err := o.Catalog.Store.LookWhose(ctx, []reservation.Sale{goods(d.SaleID, d.Partitions, d.Shards, len(d.Items))})
 	return found[0], err
 }
 
@@ -251,7 +243,7 @@ func (o *Offerer) reserver(sale uuid.UUID) draws.Reserver {
 				continue
 			}
 			// A worker that died may have reserved the unit before the entry was cancelled, or have its call on its way.
-			made, err := o.Store.Withdraw(ctx, sale, offer)
+			made, err := o.Catalog.Store.Withdraw(ctx, sale, offer)
 			if err != nil {
 				return nil, err
 			}
@@ -262,7 +254,7 @@ func (o *Offerer) reserver(sale uuid.UUID) draws.Reserver {
 		if len(asked) == 0 {
 			return results, nil
 		}
-		answers, err := o.Store.Offer(ctx, reservation.Sale{ID: sale, Epoch: turns[0].Epoch}, asked)
+		answers, err := o.Catalog.Store.Offer(ctx, reservation.Sale{ID: sale, Epoch: turns[0].Epoch}, asked)
 		if err != nil {
 			return nil, err
 		}
@@ -307,12 +299,12 @@ type retried struct {
 
 // eachDue has do offer the units of each sale that has some. do returns true when nothing is left to offer.
 func (o *Offerer) eachDue(ctx context.Context, f *finder, do func(*draws.Draw) (finished bool, err error)) error {
-	surveyErr := o.survey(ctx, f)
+	unitsErr := o.findUnits(ctx, f)
 	due, err := o.draws.Due(ctx, f.kind)
 	if len(due) == 0 {
 		clear(f.retries)
 	}
-	return errors.Join(surveyErr, each(ctx, due, err, func(d *draws.Draw) error {
+	return errors.Join(unitsErr, each(ctx, due, err, func(d *draws.Draw) error {
 		r := f.retries[d.SaleID]
 		if r == nil || r.turn != d.Turn() {
 			r = &retried{turn: d.Turn(), pause: retryMin}
@@ -337,8 +329,8 @@ func (o *Offerer) eachDue(ctx context.Context, f *finder, do func(*draws.Draw) (
 	}))
 }
 
-// survey notes the open sales that have units to offer, by what Redis has left of them, now and then.
-func (o *Offerer) survey(ctx context.Context, f *finder) error {
+// findUnits notes the open sales that have units to offer, by what Redis has left of them, now and then.
+func (o *Offerer) findUnits(ctx context.Context, f *finder) error {
 	if time.Since(f.surveyed) < surveyInterval {
 		return nil
 	}
@@ -370,7 +362,7 @@ func (o *Offerer) withUnits(ctx context.Context, kind draws.Kind, sales []draws.
 	for i, s := range sales {
 		of[i] = goods(s.SaleID, s.Partitions, s.Shards, s.Items)
 	}
-	found, err := o.Store.LookWhose(ctx, of)
+	found, err := o.Catalog.Store.LookWhose(ctx, of)
 	for i, s := range sales {
 		now := &found[i]
 		offers := slices.ContainsFunc(now.Units, func(u reservation.WhoseUnits) bool { return u.Offered > 0 })

@@ -96,9 +96,7 @@ func (d *drawn) find(t *testing.T) draws.Draw {
 
 // offerer is that of a worker.
 func offerer(t testing.TB, s *testshop.Shop) *offers.Offerer {
-	return offers.New(offers.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Logger: testkit.Logger(t),
-	})
+	return offers.New(offers.Config{Catalog: s.Catalog, Logger: testkit.Logger(t)})
 }
 
 // moveToRound moves the frozen draw to the time of the round that the tests know.

@@ -255,9 +255,7 @@ func archived(t *testing.T, s *testshop.Shop, goods, entries uuid.UUID) (files [
 	require.NoError(t, err)
 	testwork.FulfilAll(t, s)
 	testwork.ReleaseUnits(t, s)
-	a, err := archive.New(t.Context(), archive.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Dir: t.TempDir(), Logger: s.Logger,
-	})
+	a, err := archive.New(t.Context(), archive.Config{Catalog: s.Catalog, Dir: t.TempDir(), Logger: s.Logger})
 	require.NoError(t, err)
 	defer a.Close()
 	for _, sale := range []uuid.UUID{goods, entries} {

@@ -22,16 +22,16 @@ const (
 	lineAge = 30 * time.Second
 )
 
-// line is what is remembered of those who wait for an item.
-type line struct {
+// waiters are what is remembered of those who wait for an item.
+type waiters struct {
 	// next are the first entries of the list. Some of them may have had their turn since.
 	next []uuid.UUID
 	read time.Time
 }
 
-// list is what is remembered of a waiting list: the lines by the letters of the items.
+// list is what is remembered of a waiting list: those who wait, by the letters of the items.
 type list struct {
-	lines map[string]*line
+	lines map[string]*waiters
 	// isHeld is true after it was logged that the sale cannot be reopened yet.
 	isHeld bool
 }
@@ -53,9 +53,9 @@ func (o *Offerer) OfferWaiting(ctx context.Context) (done int, err error) {
 		}
 		l := o.lists[d.SaleID]
 		if l == nil {
-			l = &list{lines: map[string]*line{}}
+			l = &list{lines: map[string]*waiters{}}
 			for _, item := range d.Letters() {
-				l.lines[item] = &line{}
+				l.lines[item] = &waiters{}
 			}
 			o.lists[d.SaleID] = l
 		}
@@ -144,11 +144,11 @@ func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time,
 	defer cancel()
 	partition := entriesPartition(d)
 	// Before the look at the stream: what it does not see yet was accepted later.
-	now, err := stream.Clock(ctx, o.Redis, o.Keys.Sale(partition, d.EntriesID))
+	now, err := stream.Clock(ctx, o.Catalog.Store.Redis, o.Catalog.Store.Keys.Sale(partition, d.EntriesID))
 	if err != nil {
 		return time.Time{}, err
 	}
-	backlog, err := stream.ReadBacklog(ctx, o.Redis, o.Keys.Orders(partition), reservation.Group)
+	backlog, err := stream.ReadBacklog(ctx, o.Catalog.Store.Redis, o.Catalog.Store.Keys.Orders(partition), reservation.Group)
 	return now.Add(-backlog.OldestWaitingAge), err
 }
 
@@ -157,7 +157,7 @@ func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time,
 func (o *Offerer) canJoin(ctx context.Context, d *draws.Draw) (bool, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	places, err := o.Keys.AskShard(ctx, o.Redis, entriesPartition(d), d.EntriesID, 0, "state").Hash()
+	places, err := o.Catalog.Store.Keys.AskShard(ctx, o.Catalog.Store.Redis, entriesPartition(d), d.EntriesID, 0, "state").Hash()
 	if err != nil {
 		return false, fmt.Errorf("read the places to wait for sale=%s: %w", d.SaleID, err)
 	}
@@ -208,7 +208,7 @@ func (o *Offerer) reopen(
 	if sale.WaitlistClosed = d.EntriesEnded && len(unwanted) == len(now.Units); len(unwanted) == 0 {
 		return false, nil
 	}
-	reopened, err = o.Store.Reopen(ctx, sale, unwanted)
+	reopened, err = o.Catalog.Store.Reopen(ctx, sale, unwanted)
 	if reopened {
 		o.Logger.Info("nobody waits: what is left and was offered is for everybody", "sale", d.SaleID, "left", now.Offered())
 	}

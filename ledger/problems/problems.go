@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"stampede/draw"
+	"stampede/internal/format"
 	"stampede/internal/pg"
 	"stampede/ledger/draws"
 	"stampede/reservation"
@@ -234,13 +235,91 @@ var table = []Known{
 	},
 }
 
-// All returns all known errors.
+// All returns the errors of the table.
 func All() []Known { return slices.Clone(table) }
 
+// telling has the errors that say more than their kind, in this order: an error may be several. Err of what is returned
+// is the error with its members.
+var telling = []func(error) (Known, bool){
+	tells(func(e *catalog.UnknownItemError) Known {
+		return Known{
+			Kind:   UnknownItem,
+			Detail: "The sale has no item with the code in item. GET /v1/sales/{sale} lists its items.",
+			Text:   "The items " + e.Unwrap().(*order.InvalidError).Reason + ".", Hint: correct,
+		}
+	}),
+	tells(func(e *order.InvalidError) Known {
+		return Known{
+			Kind: Invalid, Detail: e.Error() + ".", Text: "The " + e.Field + " " + e.Reason + ".", Hint: correct,
+		}
+	}),
+	tells(func(e *reservation.IllegalTransitionError) Known {
+		return Known{
+			Kind: Transition, Detail: e.Error() + ".", Text: "You " + e.Error() + ".",
+			Hint: "Nothing was done. Another operator may have been faster: see the history.",
+		}
+	}),
+	tells(func(e *catalog.TakenError) Known {
+		taken := format.Count(e.Taken)
+		if e.Items != "" {
+			taken = e.Items.Text()
+		}
+		return Known{
+			Kind: Transition, Detail: e.Error() + ".",
+			Text: "So many units cannot be removed: " + taken + " are taken, which is the lowest possible stock.",
+			Hint: "Nothing was done. Remove fewer.",
+		}
+	}),
+	tells(func(*order.AlreadyPaidError) Known {
+		return Known{
+			Kind: AlreadyPaid, Detail: "The payment in payment_reference is valid. Refund the payment of this request.",
+		}
+	}),
+	tells(func(e *order.RefundedError) Known {
+		return Known{
+			Kind:   Refunded,
+			Detail: "The refund in refund_reference was noted before. If both were made, one of them is too much.",
+			Text:   "The payment was refunded before, with the reference " + e.RefundReference + ".",
+			Hint:   "Nothing was done. If money went back twice, only the payment provider can say so.",
+		}
+	}),
+	tells(func(e *draws.WrongRoundError) Known { return Known{Kind: InvalidBeacon, Detail: e.Error() + "."} }),
+	tells(func(e *order.TransitionError) Known {
+		text := "The order is " + string(e.Status) + ", which does not allow this."
+		return Known{Kind: Transition, Detail: text, Text: text, Hint: "Nothing was done."}
+	}),
+}
+
+// correct is what to do about a form that is not valid.
+const correct = "Correct it, and send the form again. Nothing was done."
+
+func tells[E error](of func(E) Known) func(error) (Known, bool) {
+	return func(err error) (k Known, found bool) {
+		e, found := errors.AsType[E](err)
+		if found {
+			k = of(e)
+			k.Err = e
+		}
+		return k, found
+	}
+}
+
 // Find returns what is known of an error.
-func Find(err error) (k Known, found bool) {
+func Find(err error) (k Known, found bool) { return first(err, func(Known) bool { return true }) }
+
+// ForOperators is Find among those that have a Text.
+func ForOperators(err error) (k Known, found bool) {
+	return first(err, func(k Known) bool { return k.Text != "" })
+}
+
+func first(err error, fits func(Known) bool) (Known, bool) {
+	for _, find := range telling {
+		if k, found := find(err); found && fits(k) {
+			return k, true
+		}
+	}
 	for _, k := range table {
-		if errors.Is(err, k.Err) {
+		if errors.Is(err, k.Err) && fits(k) {
 			return k, true
 		}
 	}

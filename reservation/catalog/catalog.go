@@ -69,13 +69,22 @@ var (
 // Catalog holds the definitions of sales. A change is made in Postgres and then published to Redis
 // (publish.go); a worker retries what could not be published. Safe for concurrent use.
 type Catalog struct {
-	pool  *pgxpool.Pool
-	store *reservation.Store
+	stores
+	publisher
+	reader
+}
+
+// stores are where sales are.
+type stores struct {
+	// Pool and Store are what New got: what works on sales in Postgres and in Redis needs no more. They never change.
+	Pool  *pgxpool.Pool
+	Store *reservation.Store
 }
 
 // New returns a catalog of the sales in Postgres whose stock is in store.
 func New(pool *pgxpool.Pool, store *reservation.Store) *Catalog {
-	return &Catalog{pool: pool, store: store}
+	both := stores{pool, store}
+	return &Catalog{both, publisher{both}, reader{both}}
 }
 
 // Create makes a sale. It returns an *InvalidError for invalid terms. While Redis is unavailable
@@ -122,7 +131,7 @@ func (c *Catalog) CreateOnce(
 			continue
 		}
 		if err := c.publish(ctx, id); err != nil {
-			c.store.Logger.Warn("a new sale opens later: it could not be published to Redis", "sale", id, "error", err)
+			c.Store.Logger.Warn("a new sale opens later: it could not be published to Redis", "sale", id, "error", err)
 		}
 	}
 	return sale, replayed, nil
@@ -133,7 +142,7 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 	if !t.ClosesAt.IsZero() && !t.ClosesAt.After(time.Now()) {
 		return CountedSale{}, &order.InvalidError{Field: "closes_at", Reason: "must be in the future"}
 	}
-	sale := reservation.Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.store.Keys.Partitions}
+	sale := reservation.Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.Store.Keys.Partitions}
 	sale.Shards = max(1, t.Shards)
 	if sale.Shards > sale.Partitions {
 		return CountedSale{}, &order.InvalidError{Field: "shards", Reason: fmt.Sprintf(
@@ -143,7 +152,7 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 		err := c.insertWithWaitlist(ctx, &sale, idempotencyKey)
 		return initialCount(sale, t.Stock, sale.Shards, t.Items), err
 	}
-	err := pg.InOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
+	err := pg.InOneStatement(ctx, c.Pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
 		sql.CatalogInsertSale, insertArgs(ctx, sale, idempotencyKey)...)
 	return initialCount(sale, t.Stock, sale.Shards, t.Items), err
 }
@@ -168,13 +177,13 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 	var stock int64
 	var shards int
 	var items []reservation.Item
-	err := c.pool.QueryRow(ctx, sql.CatalogFindCreatedSale, idempotencyKey).Scan(&id, &name, &stock, &shards, &items)
+	err := c.Pool.QueryRow(ctx, sql.CatalogFindCreatedSale, idempotencyKey).Scan(&id, &name, &stock, &shards, &items)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return CountedSale{}, reservation.ErrSaleNotFound
 	} else if err != nil {
 		return CountedSale{}, err
 	}
-	found, err := findSale(ctx, c.pool, id)
+	found, err := findSale(ctx, c.Pool, id)
 	if err != nil {
 		return CountedSale{}, err
 	}
@@ -264,7 +273,7 @@ type nextChange func(context.Context, pgx.Tx, reservation.Sale) (saleChange, err
 func (c *Catalog) change(
 	ctx context.Context, id uuid.UUID, op Operation, idempotencyKey string, next, other nextChange,
 ) (revision int64, err error) {
-	err = pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
+	err = pg.InTransaction(ctx, c.Pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
 		revision, err = c.changeIn(ctx, tx, id, op, idempotencyKey, next, other)
 		return err
 	})
@@ -355,8 +364,8 @@ func (c Change) View() ChangeView {
 
 // History returns the newest changes of a sale, at most limit, oldest first. It returns ErrSaleNotFound for an
 // unknown sale.
-func (c *Catalog) History(ctx context.Context, sale uuid.UUID, limit int) ([]Change, error) {
-	rows, _ := c.pool.Query(ctx, sql.CatalogSaleHistory, sale, limit) // its error comes with the rows
+func (c *reader) History(ctx context.Context, sale uuid.UUID, limit int) ([]Change, error) {
+	rows, _ := c.Pool.Query(ctx, sql.CatalogSaleHistory, sale, limit) // its error comes with the rows
 	changes, err := pgx.CollectRows(rows, pgx.RowToStructByName[Change])
 	switch {
 	case err != nil:
@@ -378,7 +387,7 @@ var ErrNotRetired = errors.New("the sale cannot be retired now")
 // that epoch and revision the caller knows that it is over, and that Redis has the same orders as Postgres. After
 // ErrNotInForce a worker publishes the change.
 func (c *Catalog) Retire(ctx context.Context, id uuid.UUID, epoch, revision int64) error {
-	err := pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+	err := pg.InTransaction(ctx, c.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID)); err != nil {
 			return err
 		}
@@ -401,10 +410,10 @@ func (c *Catalog) Retire(ctx context.Context, id uuid.UUID, epoch, revision int6
 }
 
 // retireShard deletes the buyers of one shard.
-func (c *Catalog) retireShard(
+func (c *publisher) retireShard(
 	ctx context.Context, sale uuid.UUID, partition int, epoch, revision string,
 ) *redis.Cmd {
-	answer := lua.Retire.Run(ctx, c.store.Redis, c.store.Keys.OfShard(partition, sale), epoch, revision)
+	answer := lua.Retire.Run(ctx, c.Store.Redis, c.Store.Keys.OfShard(partition, sale), epoch, revision)
 	crashpoint.Hit(crashpoint.ShardRetired)
 	return answer
 }

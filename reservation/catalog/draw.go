@@ -303,7 +303,7 @@ func (c *Catalog) insertWithWaitlist(ctx context.Context, sale *reservation.Sale
 		}
 	}
 	sale.EntriesID = entries.ID
-	return pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+	return pg.InTransaction(ctx, c.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, sql.CatalogInsertSale, insertArgs(ctx, *sale, idempotencyKey)...).
 			Scan(&sale.Epoch, &sale.Revision, &sale.CreatedAt)
 		if err != nil {

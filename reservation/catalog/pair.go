@@ -228,7 +228,7 @@ func (c *Catalog) publishBoth(ctx context.Context, id uuid.UUID) error {
 	if err := c.publish(ctx, id); err != nil {
 		return err
 	}
-	p, err := findPair(ctx, c.pool, id)
+	p, err := findPair(ctx, c.Pool, id)
 	switch {
 	case err != nil || p.Goods == uuid.Nil:
 		return err

@@ -28,12 +28,15 @@ const (
 	publishPartitions = 4
 )
 
+// publisher sends the changes of sales from Postgres to Redis.
+type publisher struct{ stores }
+
 // PublishPending publishes changes that could not be published when they were made, because a
 // process crashed or Redis was unavailable. Any number of workers may call it concurrently. It
 // returns the number of sales that it published. Partitions are independent: one whose server does
 // not answer is asked once, and delays no other.
-func (c *Catalog) PublishPending(ctx context.Context) (int, error) {
-	rows, _ := c.pool.Query(ctx, sql.CatalogUnpublishedSales, publishMax) // its error comes with the rows
+func (c *publisher) PublishPending(ctx context.Context) (int, error) {
+	rows, _ := c.Pool.Query(ctx, sql.CatalogUnpublishedSales, publishMax) // its error comes with the rows
 	pending := map[int][]uuid.UUID{}                                      // by home partition
 	var id uuid.UUID
 	var partitions int
@@ -46,7 +49,7 @@ func (c *Catalog) PublishPending(ctx context.Context) (int, error) {
 		return 0, fmt.Errorf("list unpublished sales: %w", err)
 	}
 	var published atomic.Int64
-	err = c.store.EachAnswering(ctx, slices.Sorted(maps.Keys(pending)), publishPartitions,
+	err = c.Store.EachAnswering(ctx, slices.Sorted(maps.Keys(pending)), publishPartitions,
 		func(ctx context.Context, partition int) error {
 			var failed []error
 			for _, id := range pending[partition] {
@@ -64,7 +67,7 @@ func (c *Catalog) PublishPending(ctx context.Context) (int, error) {
 // publishWait bounds the time for one sale while others wait: its row may be locked.
 const publishWait = 3 * time.Second
 
-func (c *Catalog) publishInTime(ctx context.Context, id uuid.UUID) error {
+func (c *publisher) publishInTime(ctx context.Context, id uuid.UUID) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	return c.publish(ctx, id)
@@ -72,8 +75,8 @@ func (c *Catalog) publishInTime(ctx context.Context, id uuid.UUID) error {
 
 // publish applies the changes of a sale that Redis lacks, in order. Repeats and concurrent calls
 // are safe, because a script applies each revision once.
-func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
-	found, err := findSale(ctx, c.pool, id)
+func (c *publisher) publish(ctx context.Context, id uuid.UUID) error {
+	found, err := findSale(ctx, c.Pool, id)
 	if err != nil {
 		return err
 	} else if len(found) == 0 {
@@ -104,7 +107,7 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 			applied = change.Revision
 		}
 	}
-	_, err = c.pool.Exec(ctx, sql.CatalogMarkPublished, id, applied)
+	_, err = c.Pool.Exec(ctx, sql.CatalogMarkPublished, id, applied)
 	return err
 }
 
@@ -113,8 +116,8 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 // server, or a sale of the partition was published, only a rebuild verifies it. The row is written
 // before the record in Redis, so that a partition with a record always has a row and is not
 // verified a second time.
-func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
-	state, err := c.store.Inspect(ctx, partition)
+func (c *publisher) verifyFirstUse(ctx context.Context, partition int) error {
+	state, err := c.Store.Inspect(ctx, partition)
 	if err != nil {
 		return err
 	}
@@ -129,20 +132,20 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 		return err
 	} else if used {
 		// Another process may have been first since the check.
-		if state, err = c.store.Inspect(ctx, partition); err == nil && !state.Known {
+		if state, err = c.Store.Inspect(ctx, partition); err == nil && !state.Known {
 			err = reservation.ErrUnverifiedServer
 		}
 		return err
 	}
-	claimed, err := c.pool.Exec(ctx, sql.CatalogClaimPartition, partition, state.RunID, state.ReplicationID)
+	claimed, err := c.Pool.Exec(ctx, sql.CatalogClaimPartition, partition, state.RunID, state.ReplicationID)
 	if err != nil {
 		return err
 	} else if claimed.RowsAffected() == 1 {
-		return c.store.MarkVerified(ctx, partition, state, reservation.FirstUse)
+		return c.Store.MarkVerified(ctx, partition, state, reservation.FirstUse)
 	}
 	// Either another process has just claimed it, or the server was replaced; a record of another
 	// server shows which.
-	if state, err = c.store.AwaitFirstUse(ctx, partition); err != nil {
+	if state, err = c.Store.AwaitFirstUse(ctx, partition); err != nil {
 		return err
 	}
 	if !state.Known {
@@ -152,8 +155,8 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 }
 
 // usedBefore reports whether any sale of the partition was ever published to Redis.
-func (c *Catalog) usedBefore(ctx context.Context, partition int) (used bool, err error) {
-	rows, _ := c.pool.Query(ctx, sql.CatalogPublishedSales) // its error comes with the rows
+func (c *publisher) usedBefore(ctx context.Context, partition int) (used bool, err error) {
+	rows, _ := c.Pool.Query(ctx, sql.CatalogPublishedSales) // its error comes with the rows
 	var sale uuid.UUID
 	var partitions, shards int
 	_, err = pgx.ForEachRow(rows, []any{&sale, &partitions, &shards}, func() error {
@@ -173,8 +176,8 @@ type publishedChange struct {
 	ItemUnits map[string]int64
 }
 
-func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64) ([]publishedChange, error) {
-	rows, _ := c.pool.Query(ctx, sql.CatalogSaleChanges, id, revision) // its error comes with the rows
+func (c *publisher) changesAfter(ctx context.Context, id uuid.UUID, revision int64) ([]publishedChange, error) {
+	rows, _ := c.Pool.Query(ctx, sql.CatalogSaleChanges, id, revision) // its error comes with the rows
 	changes, err := pgx.CollectRows(rows, pgx.RowToStructByName[publishedChange])
 	if err == nil && len(changes) == 0 {
 		err = fmt.Errorf("sale=%s lacks the event of revision %d", id, revision+1)
@@ -183,20 +186,20 @@ func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64
 }
 
 // apply runs the script of one change on a shard.
-func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch publishedChange) error {
-	k, layout := c.store.Keys, s.Layout()
+func (c *publisher) apply(ctx context.Context, s reservation.Sale, shard int, ch publishedChange) error {
+	k, layout := c.Store.Keys, s.Layout()
 	p := layout.Partition(shard)
 	saleKey := k.Sale(p, s.ID)
 	epoch, revision := strconv.FormatInt(s.Epoch, 10), strconv.FormatInt(ch.Revision, 10)
 
 	change := func(args ...any) *redis.Cmd {
-		return lua.Change.Run(ctx, c.store.Redis, []string{saleKey}, append([]any{epoch, revision}, args...)...)
+		return lua.Change.Run(ctx, c.Store.Redis, []string{saleKey}, append([]any{epoch, revision}, args...)...)
 	}
 	var answer *redis.Cmd
 	switch ch.Type {
 	case eventCreated, eventItemsCreated:
 		s.Items = ch.Items
-		return c.store.OpenShard(ctx, s, shard, ch.Revision, layout.Share(ch.Stock, shard))
+		return c.Store.OpenShard(ctx, s, shard, ch.Revision, layout.Share(ch.Stock, shard))
 	case eventPaused:
 		answer = change("pause")
 	case eventResumed:
@@ -245,8 +248,8 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 	}
 }
 
-func (c *Catalog) hasRevision(ctx context.Context, partition int, sale uuid.UUID, revision int64) error {
-	has, err := c.store.Keys.AskShard(ctx, c.store.Redis, partition, sale, 0, "revision").Hash()
+func (c *publisher) hasRevision(ctx context.Context, partition int, sale uuid.UUID, revision int64) error {
+	has, err := c.Store.Keys.AskShard(ctx, c.Store.Redis, partition, sale, 0, "revision").Hash()
 	switch {
 	case err != nil:
 		return err

@@ -107,7 +107,7 @@ func (c *Catalog) restockBy(
 	if err != nil {
 		return CountedSale{}, err
 	}
-	state, err := findLowering(ctx, c.pool, id, revision)
+	state, err := findLowering(ctx, c.Pool, id, revision)
 	switch {
 	case err != nil:
 		return CountedSale{}, fmt.Errorf("restock sale=%s: %w: %w", id, ErrRestockUndecided, err)
@@ -226,8 +226,8 @@ func findLowering(ctx context.Context, q pg.Querier, id uuid.UUID, revision int6
 // With several shards each one removes units that it has left, until they are enough. A shard remembers what it has
 // removed for this revision, so every publisher gets the same answers. If all have too few, the refusal is recorded
 // first, and then each shard puts back what it has removed; the next publisher completes that.
-func (c *Catalog) lower(ctx context.Context, asked reservation.Sale, wish publishedChange) (revision int64, err error) {
-	state, err := findLowering(ctx, c.pool, asked.ID, wish.Revision)
+func (c *publisher) lower(ctx context.Context, asked reservation.Sale, wish publishedChange) (revision int64, err error) {
+	state, err := findLowering(ctx, c.Pool, asked.ID, wish.Revision)
 	if err != nil {
 		return 0, err
 	}
@@ -239,14 +239,14 @@ func (c *Catalog) lower(ctx context.Context, asked reservation.Sale, wish publis
 		if refused == nil {
 			return c.finishLowering(ctx, asked, wish)
 		}
-		if _, err = c.pool.Exec(ctx, sql.CatalogRefuseLowering, asked.ID, wish.Revision, refused.Taken,
+		if _, err = c.Pool.Exec(ctx, sql.CatalogRefuseLowering, asked.ID, wish.Revision, refused.Taken,
 			zeronull.Text(refused.Items)); err != nil {
 			return 0, err
 		}
 	}
 	crashpoint.Hit(crashpoint.LoweringRefused)
 	return asked.Revision, asked.Layout().EachShard(func(partition, _ int) error {
-		word, err := lua.PutBack.Run(ctx, c.store.Redis, []string{c.store.Keys.Sale(partition, asked.ID)},
+		word, err := lua.PutBack.Run(ctx, c.Store.Redis, []string{c.Store.Keys.Sale(partition, asked.ID)},
 			asked.Epoch, wish.Revision).Text()
 		if err == nil && word != "put-back" && word != "unchanged" {
 			err = fmt.Errorf("%w (%s)", reservation.ErrLostSale, word)
@@ -258,7 +258,7 @@ func (c *Catalog) lower(ctx context.Context, asked reservation.Sale, wish publis
 // askToLower asks one shard after the other for units. If they have too few, it is refused: taken is the lowest stock
 // that was possible, or a little more if units were moving between the shards. isLast is false if a shard has a later
 // revision, so that another publisher has decided this one.
-func (c *Catalog) askToLower(
+func (c *publisher) askToLower(
 	ctx context.Context, asked reservation.Sale, wish publishedChange,
 ) (refused *TakenError, isLast bool, err error) {
 	if len(asked.Items) > 0 {
@@ -266,7 +266,7 @@ func (c *Catalog) askToLower(
 	}
 	layout, wanted := asked.Layout(), -wish.Units
 	// Units on their way between two shards are in neither.
-	if err := c.store.HelpUnits(ctx, asked.ID, layout, asked.Epoch); err != nil {
+	if err := c.Store.HelpUnits(ctx, asked.ID, layout, asked.Epoch); err != nil {
 		return nil, false, err
 	}
 	least := int64(0)
@@ -291,11 +291,11 @@ func (c *Catalog) askToLower(
 }
 
 // restock changes the stock of a shard, and returns the word and the number of the answer of lua/restock.lua.
-func (c *Catalog) restock(
+func (c *publisher) restock(
 	ctx context.Context, s reservation.Sale, shard int, revision, units, least int64,
 ) (word string, number int64, err error) {
 	partition := s.Layout().Partition(shard)
-	text, err := lua.Restock.Run(ctx, c.store.Redis, []string{c.store.Keys.Sale(partition, s.ID)},
+	text, err := lua.Restock.Run(ctx, c.Store.Redis, []string{c.Store.Keys.Sale(partition, s.ID)},
 		s.Epoch, revision, units, least).Text()
 	if err != nil {
 		return "", 0, err
@@ -321,10 +321,10 @@ func notRestocked(sale uuid.UUID, answer string) error {
 
 // finishLowering applies a granted stock to Postgres, unless another process has, and returns the
 // latest revision of the sale.
-func (c *Catalog) finishLowering(
+func (c *publisher) finishLowering(
 	ctx context.Context, granted reservation.Sale, wish publishedChange,
 ) (revision int64, err error) {
-	err = pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+	err = pg.InTransaction(ctx, c.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := lockSale(ctx, tx, granted.ID); err != nil {
 			return err
 		}
@@ -410,7 +410,7 @@ var takenLines = regexp.MustCompile(`^([a-zA-Z][0-9]+)+$`)
 
 // restockItems changes the stock of items in Redis, as lower and apply need it: refused is nil if all were changed, and
 // isLast is false if Redis has a later revision.
-func (c *Catalog) restockItems(
+func (c *publisher) restockItems(
 	ctx context.Context, s reservation.Sale, ch publishedChange,
 ) (refused *TakenError, isLast bool, err error) {
 	args := []any{s.Epoch, ch.Revision}
@@ -419,8 +419,8 @@ func (c *Catalog) restockItems(
 			args = append(args, order.ItemLetter(place), units, max(0, -units))
 		}
 	}
-	key := c.store.Keys.Sale(s.Layout().Partition(0), s.ID)
-	text, err := lua.RestockItems.Run(ctx, c.store.Redis, []string{key}, args...).Text()
+	key := c.Store.Keys.Sale(s.Layout().Partition(0), s.ID)
+	text, err := lua.RestockItems.Run(ctx, c.Store.Redis, []string{key}, args...).Text()
 	word, rest, _ := strings.Cut(text, " ")
 	switch {
 	case err != nil || word == "unchanged":

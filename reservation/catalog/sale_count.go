@@ -79,9 +79,12 @@ type CountResult struct {
 	Err error
 }
 
+// reader reads sales in Postgres, and counts their units in Redis.
+type reader struct{ stores }
+
 // Show returns a sale with the count of its units, or ErrSaleNotFound. Until a required rebuild is
 // done the error is ErrUnavailable.
-func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (CountedSale, error) {
+func (c *reader) Show(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	counted, err := c.CountSales(ctx, []uuid.UUID{id})
 	switch {
 	case err != nil:
@@ -95,7 +98,7 @@ func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 // List returns at most limit sales, newest first, and only those older than after unless that is
 // uuid.Nil. The sales in which people wait for units of others are left out. If one of them requires
 // a rebuild the error is ErrUnavailable.
-func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]CountedSale, error) {
+func (c *reader) List(ctx context.Context, after uuid.UUID, limit int) ([]CountedSale, error) {
 	counted, err := c.CountPage(ctx, after, limit)
 	if err != nil {
 		return nil, err
@@ -111,7 +114,7 @@ func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Count
 }
 
 // Followed returns the ids of the sales of ReadFollowed.
-func (c *Catalog) Followed(ctx context.Context, active []uuid.UUID, limit int) ([]uuid.UUID, error) {
+func (c *reader) Followed(ctx context.Context, active []uuid.UUID, limit int) ([]uuid.UUID, error) {
 	page, err := c.ReadFollowed(ctx, active, limit)
 	ids := make([]uuid.UUID, len(page.sales))
 	for i, s := range page.sales {
@@ -122,12 +125,12 @@ func (c *Catalog) Followed(ctx context.Context, active []uuid.UUID, limit int) (
 
 // CountSales returns the sales that exist, in no particular order. Its error wraps
 // ErrUnavailable, and so does that of a single sale that requires a rebuild.
-func (c *Catalog) CountSales(ctx context.Context, ids []uuid.UUID) ([]CountResult, error) {
+func (c *reader) CountSales(ctx context.Context, ids []uuid.UUID) ([]CountResult, error) {
 	return c.countFound(ctx, ids, uuid.Nil, len(ids))
 }
 
 // CountFollowed counts the units of the sales of ReadFollowed, in no particular order, as CountSales does.
-func (c *Catalog) CountFollowed(ctx context.Context, limit int) ([]CountResult, error) {
+func (c *reader) CountFollowed(ctx context.Context, limit int) ([]CountResult, error) {
 	ids, err := c.Followed(ctx, nil, limit)
 	if err != nil {
 		return nil, err
@@ -136,12 +139,12 @@ func (c *Catalog) CountFollowed(ctx context.Context, limit int) ([]CountResult, 
 }
 
 // CountPage is List with an error for each sale.
-func (c *Catalog) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]CountResult, error) {
+func (c *reader) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]CountResult, error) {
 	return c.countFound(ctx, nil, after, limit)
 }
 
-func (c *Catalog) countFound(ctx context.Context, ids []uuid.UUID, after uuid.UUID, limit int) ([]CountResult, error) {
-	found, err := findSales(ctx, c.pool, ids, zeronull.UUID(after), limit, true)
+func (c *reader) countFound(ctx context.Context, ids []uuid.UUID, after uuid.UUID, limit int) ([]CountResult, error) {
+	found, err := findSales(ctx, c.Pool, ids, zeronull.UUID(after), limit, true)
 	if err != nil {
 		return nil, fmt.Errorf("%w: find sales: %w", reservation.ErrUnavailable, err)
 	}
@@ -200,12 +203,12 @@ func storedRow(row pgx.CollectableRow) (storedSale, error) {
 // If Redis lacks a shard of a published sale, or it is closed for a rebuild, the held units are unknown
 // and the sale gets an error, unless it has ended. So does a sale whose master of a cluster does not answer. If
 // that is true of all published sales, the call fails.
-func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult, error) {
+func (c *reader) count(ctx context.Context, sales []storedSale) ([]CountResult, error) {
 	asked := make([][]reservation.ShardAnswer, len(sales))
-	pipe := c.store.Redis.Pipeline()
+	pipe := c.Store.Redis.Pipeline()
 	for i, s := range sales {
 		for shard := range s.Shards {
-			asked[i] = append(asked[i], c.store.Keys.AskShard(ctx, pipe, s.Layout().Partition(shard), s.ID, len(s.Items),
+			asked[i] = append(asked[i], c.Store.Keys.AskShard(ctx, pipe, s.Layout().Partition(shard), s.ID, len(s.Items),
 				"stock", "left", "epoch"))
 		}
 	}
@@ -315,8 +318,8 @@ type Page struct{ sales []storedSale }
 // have open payments, and those that the caller knows to be active; then open, paused, scheduled and ended ones, each
 // the newest first. It costs the same however many orders there are: CountFollowed sums all paid orders of sales with a
 // payment window. The error wraps ErrUnavailable.
-func (c *Catalog) ReadFollowed(ctx context.Context, active []uuid.UUID, limit int) (Page, error) {
-	rows, _ := c.pool.Query(ctx, sql.CatalogFollowedSales, limit, active) // its error comes with the rows
+func (c *reader) ReadFollowed(ctx context.Context, active []uuid.UUID, limit int) (Page, error) {
+	rows, _ := c.Pool.Query(ctx, sql.CatalogFollowedSales, limit, active) // its error comes with the rows
 	found, err := pgx.CollectRows(rows, storedRow)
 	if err != nil {
 		return Page{}, fmt.Errorf("%w: find the sales to follow: %w", reservation.ErrUnavailable, err)
@@ -341,7 +344,7 @@ func (s CountedSale) AwaitsPayment() bool { return s.PaymentWindow > 0 && !s.Arc
 // CountPageOf asks Redis for the units of the sales of a page, and returns them in its order. Paid are the paid
 // units of the sales that await payments, as of before the call. Postgres is not asked. The error wraps
 // ErrUnavailable, and so does that of a single sale that requires a rebuild.
-func (c *Catalog) CountPageOf(ctx context.Context, p Page, paid map[uuid.UUID]int64) ([]CountResult, error) {
+func (c *reader) CountPageOf(ctx context.Context, p Page, paid map[uuid.UUID]int64) ([]CountResult, error) {
 	sales := make([]storedSale, len(p.sales))
 	for i, s := range p.sales {
 		s.final = s.Sold
@@ -381,25 +384,25 @@ const searchMax = 5000
 
 // Search returns at most limit sales that match, newest first, and only those older than after unless that is uuid.Nil.
 // next is where the next page begins, or uuid.Nil at the end: a page may be short, or empty, and not be the last.
-func (c *Catalog) Search(
+func (c *reader) Search(
 	ctx context.Context, f SaleFilter, after uuid.UUID, limit int,
 ) (sales []FoundSale, next uuid.UUID, err error) {
 	look := limit + 1
 	if f != (SaleFilter{}) {
 		look = max(searchMax, look)
 	}
-	rows, _ := c.pool.Query(ctx, sql.CatalogSearchSales, f.Name, zeronull.Text(f.State), zeronull.UUID(after), look,
+	rows, _ := c.Pool.Query(ctx, sql.CatalogSearchSales, f.Name, zeronull.Text(f.State), zeronull.UUID(after), look,
 		limit+1) // rows carry the error
-	type looked struct {
+	type scanned struct {
 		FoundSale
 		Matches bool
 		N       int
 	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[looked])
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[scanned])
 	if err != nil {
 		return nil, uuid.Nil, fmt.Errorf("%w: search sales: %w", reservation.ErrUnavailable, err)
 	}
-	page, last := pg.ScannedPage(all, limit, look, func(row *looked) (int, bool) { return row.N, row.Matches })
+	page, last := pg.ScannedPage(all, limit, look, func(row *scanned) (int, bool) { return row.N, row.Matches })
 	for i := range page {
 		sales = append(sales, page[i].FoundSale)
 	}

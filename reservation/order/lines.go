@@ -100,6 +100,16 @@ func (i *Items) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
+// Text is for people: 2 × m, 1 × l.
+func (i Items) Text() string {
+	lines := strings.Split(strings.Trim(string(i), "{}"), ",") // codes have neither
+	for at, line := range lines {
+		code, units, _ := strings.Cut(line, ":")
+		lines[at] = strings.TrimSpace(units) + " × " + strings.Trim(code, ` "`)
+	}
+	return strings.Join(lines, ", ")
+}
+
 // Named returns the lines with the codes of the sale's items, which need no escaping. An item without one has its
 // letter.
 func (l Lines) Named(codes []string) Items {

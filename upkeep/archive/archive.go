@@ -24,7 +24,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/clocks"
 	"stampede/internal/crashpoint"
@@ -50,10 +49,7 @@ const deletedAtOnce = 5000
 
 // Config configures an Archiver. All fields are required.
 type Config struct {
-	Pool  *pgxpool.Pool
-	Redis redis.UniversalClient
-	Keys  reservation.Keys
-	Store *reservation.Store
+	Catalog *catalog.Catalog
 	// Dir is where the files are.
 	Dir string
 	// Keep is how long ago the end of the sale and the last change of its orders must be.
@@ -84,7 +80,7 @@ func New(ctx context.Context, c Config) (_ *Archiver, err error) {
 		return nil, err
 	}
 	a := &Archiver{Config: c}
-	a.conn, err = begin(ctx, c.Pool)
+	a.conn, err = begin(ctx, c.Catalog.Pool)
 	return a, err
 }
 
@@ -208,7 +204,7 @@ func readState(ctx context.Context, on pg.Querier, id uuid.UUID) (state, error) 
 
 // write writes the file of a sale and records it in Postgres.
 func (a *Archiver) write(ctx context.Context, id uuid.UUID, s state) (Archived, error) {
-	times, err := a.Store.Times(ctx, a.conn, reservation.LayoutOf(id, s.Partitions, s.Shards).All()...)
+	times, err := a.Catalog.Store.Times(ctx, a.conn, reservation.LayoutOf(id, s.Partitions, s.Shards).All()...)
 	if errors.Is(err, clocks.ErrApart) {
 		err = fmt.Errorf("%w: %w", ErrRefused, err)
 	}
@@ -394,10 +390,10 @@ func (a *Archiver) delete(ctx context.Context, id uuid.UUID, s state) error {
 	err := reservation.LayoutOf(id, s.Partitions, s.Shards).EachShard(func(partition, _ int) error {
 		ctx, cancel := retry.ForCall(ctx)
 		defer cancel()
-		k := a.Keys
+		k := a.Catalog.Store.Keys
 		return errors.Join(
-			a.Redis.SRem(ctx, k.Sales(partition), id.String()).Err(),
-			a.Redis.Unlink(ctx, k.OfShard(partition, id)...).Err(),
+			a.Catalog.Store.Redis.SRem(ctx, k.Sales(partition), id.String()).Err(),
+			a.Catalog.Store.Redis.Unlink(ctx, k.OfShard(partition, id)...).Err(),
 		)
 	})
 	if err != nil {

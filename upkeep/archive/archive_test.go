@@ -40,7 +40,7 @@ func archiver(t testing.TB, s *testshop.Shop, dir string, keep time.Duration) *a
 	testkit.Eventually(t, testshop.Soon, "the session of a killed archiver has ended", func() (ended bool) {
 		var err error
 		a, err = archive.New(t.Context(), archive.Config{
-			Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Dir: dir, Keep: keep, Logger: testkit.Logger(t),
+			Catalog: s.Catalog, Dir: dir, Keep: keep, Logger: testkit.Logger(t),
 		})
 		if errors.Is(err, archive.ErrRunning) {
 			return false
@@ -62,9 +62,7 @@ func archiveSale(t testing.TB, s *testshop.Shop, dir string, sale uuid.UUID) (ar
 
 func retireAll(t testing.TB, s *testshop.Shop) int {
 	t.Helper()
-	retired, err := retire.New(retire.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Logger: testkit.Logger(t),
-	}).Sweep(t.Context())
+	retired, err := retire.New(retire.Config{Catalog: s.Catalog, Logger: testkit.Logger(t)}).Sweep(t.Context())
 	require.NoError(t, err)
 	return retired
 }
@@ -202,7 +200,7 @@ func requireArchived(t testing.TB, s *testshop.Shop, sale uuid.UUID, receipt ord
 	require.Zero(t, s.Count(t, ordersLeft, sale))
 
 	require.Zero(t, testwork.RebuildProjections(t, s).Replaced)
-	_, err = audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
+	_, err = audit.Run(t.Context(), audit.Config{Catalog: s.Catalog, Sale: sale})
 	require.ErrorIs(t, err, order.ErrArchived)
 	requireSound(t, s)
 	_, missing, err := sql.Guards(t.Context(), s.Pool)
@@ -371,7 +369,7 @@ func TestSaleIsNotArchivedTooEarly(t *testing.T) {
 	require.NoError(t, s.Exec(t, "UPDATE relay_targets SET position = $1", last))
 
 	a := archiver(t, s, dir, 0)
-	_, err = archive.New(t.Context(), archive.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Dir: dir})
+	_, err = archive.New(t.Context(), archive.Config{Catalog: s.Catalog, Dir: dir})
 	require.ErrorIs(t, err, archive.ErrRunning)
 	due, err := a.Due(t.Context())
 	require.NoError(t, err)

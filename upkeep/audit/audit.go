@@ -18,13 +18,13 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/format"
 	"stampede/internal/progress"
 	"stampede/internal/retry"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 	"stampede/sql"
 	"stampede/stream"
@@ -32,9 +32,7 @@ import (
 
 // Config says what to audit.
 type Config struct {
-	Pool  *pgxpool.Pool
-	Redis redis.UniversalClient
-	Keys  reservation.Keys
+	Catalog *catalog.Catalog
 	// Wait is how long to wait until no order is in transit. What remains is reported.
 	Wait time.Duration
 	// Sale is the sale to audit; uuid.Nil for all.
@@ -69,7 +67,7 @@ func Run(ctx context.Context, c Config) (Report, error) {
 
 func audit(ctx context.Context, c Config) (Report, error) {
 	deadline := time.Now().Add(c.Wait)
-	conn, err := c.Pool.Acquire(ctx)
+	conn, err := c.Catalog.Pool.Acquire(ctx)
 	if err != nil {
 		return Report{}, err
 	}
@@ -176,7 +174,7 @@ func (l *look) selectSales(ctx context.Context) error {
 func (l *look) listSales(ctx context.Context) ([]reservation.LocatedSale, error) {
 	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
-	found, failed := reservation.ListInRedis(limited, l.Redis, l.Keys)
+	found, failed := reservation.ListInRedis(limited, l.Catalog.Store.Redis, l.Catalog.Store.Keys)
 	if len(failed) < reservation.MaxPartitions {
 		maps.DeleteFunc(failed, func(partition int, err error) bool {
 			if answered := redis.Error(nil); errors.As(err, &answered) && !redis.HasErrorPrefix(err, "CLUSTERDOWN") {
@@ -197,10 +195,10 @@ func (l *look) listSales(ctx context.Context) ([]reservation.LocatedSale, error)
 // selectStreams selects the streams of all partitions in use, and of older sales. What cannot be checked in
 // unreachable ones is in the report.
 func (l *look) selectStreams() {
-	for p := range countPartitions(l.Keys, l.sales) {
+	for p := range countPartitions(l.Catalog.Store.Keys, l.sales) {
 		err := l.unreachable[p]
 		if err == nil {
-			l.streams = append(l.streams, l.Keys.Orders(p))
+			l.streams = append(l.streams, l.Catalog.Store.Keys.Orders(p))
 			continue
 		}
 		for _, c := range checks {
@@ -251,7 +249,7 @@ func salesToAudit(ctx context.Context, c Config) ([]auditedSale, error) {
 	if c.Sale != uuid.Nil {
 		only = &c.Sale
 	}
-	rows, _ := c.Pool.Query(ctx, sql.AuditSelectedSales, only) // its error comes with the rows
+	rows, _ := c.Catalog.Pool.Query(ctx, sql.AuditSelectedSales, only) // its error comes with the rows
 	sales, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (auditedSale, error) {
 		var s auditedSale
 		var partitions, shards int
@@ -297,7 +295,7 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 		var waiting int64
 		if l.unreadError(theStreams) == nil {
 			var err error
-			findings, waiting, err = unfinishedEntries(ctx, l.Redis, l.streams)
+			findings, waiting, err = unfinishedEntries(ctx, l.Catalog.Store.Redis, l.streams)
 			if err := l.noteUnread(ctx, theStreams, err); err != nil {
 				return err
 			}

@@ -446,7 +446,7 @@ func TestAuditWaitsUntilSaleIsAtRest(t *testing.T) {
 	require.Equal(t, "S3", testwork.Broken(testwork.Audit(t, s, sale)))
 	testwork.Work(t, testwork.Config(t, s))
 	report, err := audit.Run(t.Context(), audit.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale,
+		Catalog: s.Catalog, Sale: sale,
 		Wait: 30 * time.Second,
 	})
 	require.NoError(t, err)
@@ -474,7 +474,7 @@ func TestAuditBoundsFindingsAndCountsTheRest(t *testing.T) {
 func TestAuditRejectsUnknownSale(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)
-	_, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: uuid.New()})
+	_, err := audit.Run(t.Context(), audit.Config{Catalog: s.Catalog, Sale: uuid.New()})
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
 	report := testwork.Audit(t, s, uuid.Nil)
 	require.False(t, report.Broken(), "an empty shop breaks no promise")

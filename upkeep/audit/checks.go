@@ -226,14 +226,14 @@ func (l *look) reportForeignKeys(ctx context.Context) error {
 		return nil //nolint:nilerr // the unread part is reported elsewhere
 	}
 	var wanted []typedKey
-	for p := range countPartitions(l.Keys, l.sales) {
+	for p := range countPartitions(l.Catalog.Store.Keys, l.sales) {
 		if l.unreachable[p] == nil {
-			wanted = append(wanted, sharedKeys(l.Keys, p)...)
+			wanted = append(wanted, sharedKeys(l.Catalog.Store.Keys, p)...)
 		}
 	}
 	asked, keys := make([]*redis.StatusCmd, len(wanted)), make([]string, len(wanted))
 	var ends []*redis.DurationCmd
-	_, _ = l.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
+	_, _ = l.Catalog.Store.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
 		for i, k := range wanted {
 			asked[i], keys[i] = p.Type(ctx, k.key), k.key
 		}
@@ -288,7 +288,7 @@ func (r *reconciler) persist(ctx context.Context) error {
 		return err
 	}
 	for _, key := range keys {
-		if err := r.Redis.Persist(ctx, key).Err(); err != nil {
+		if err := r.Catalog.Store.Redis.Persist(ctx, key).Err(); err != nil {
 			return fmt.Errorf("remove the time limit of %s: %w", key, err)
 		}
 		r.Logger.Warn("removed the time limit of a key of Redis: find who sets it", "key", key)
@@ -306,14 +306,14 @@ func (r *reconciler) setAside(ctx context.Context) error {
 	}
 	var shared []typedKey
 	for p := range reservation.MaxPartitions {
-		shared = append(shared, sharedKeys(r.Keys, p)...)
+		shared = append(shared, sharedKeys(r.Catalog.Store.Keys, p)...)
 	}
 	for _, k := range shared {
 		if !slices.Contains(found, k.key) {
 			continue
 		}
 		aside := fmt.Sprintf("%s:set-aside:%d", k.key, time.Now().UnixMilli())
-		word, err := lua.SetAside.Run(ctx, r.Redis, []string{k.key, aside}, k.kind).Text()
+		word, err := lua.SetAside.Run(ctx, r.Catalog.Store.Redis, []string{k.key, aside}, k.kind).Text()
 		if err != nil {
 			return fmt.Errorf("rename %s: %w", k.key, err)
 		}

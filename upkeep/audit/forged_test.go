@@ -42,7 +42,7 @@ func requireReportedAndRepaired(t testing.TB, s *testshop.Shop, damage map[uuid.
 	t.Helper()
 	reported := make(map[uuid.UUID]string, len(damage))
 	for sale, what := range damage {
-		report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
+		report, err := audit.Run(t.Context(), audit.Config{Catalog: s.Catalog, Sale: sale})
 		require.NoError(t, err, what)
 		reported[sale] = testwork.Text(t, report)
 		require.True(t, report.Broken(), "%s: %s", what, reported[sale])
@@ -91,7 +91,7 @@ func TestAuditTerminatesOnForgedPlace(t *testing.T) {
 	require.NoError(t, s.Exec(t, "UPDATE orders SET sequence = 1000000000000 WHERE sequence = 3"))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	report, err := audit.Run(ctx, audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
+	report, err := audit.Run(ctx, audit.Config{Catalog: s.Catalog, Sale: sale})
 	require.NoError(t, err)
 	require.Contains(t, testwork.Text(t, report),
 		"places 4 to 999999999999 of the sale were given out and no order has them")
@@ -373,11 +373,11 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 			s.Crowd(t, sale, 3)
 			event := testwork.Fulfil(t, s)[0].Event
 			report, err := audit.Run(t.Context(), audit.Config{
-				Pool: s.Pool, Keys: s.Keys, Sale: sale, Wait: wait,
-				Redis: movingRedis(t, func() {
+				Sale: sale, Wait: wait,
+				Catalog: s.Next(t, movingRedis(t, func() {
 					testwork.Cancel(t, ledger.New(s.Pool), event.OrderID, event.UserID)
 					testwork.ReleaseUnits(t, s)
-				}),
+				})).Catalog,
 			})
 			require.NoError(t, err)
 			require.Equal(t, wait == 0, report.Broken(), testwork.Text(t, report))
@@ -407,7 +407,7 @@ func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 			testwork.Record(t, ledger.New(s.Pool), []order.OrderReserved{late})
 		})
 	}
-	report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: moving(), Keys: s.Keys, Sale: sale})
+	report, err := audit.Run(t.Context(), audit.Config{Catalog: s.Next(t, moving()).Catalog, Sale: sale})
 	require.NoError(t, err)
 	require.Equal(t, "S4", testwork.Broken(report), testwork.Text(t, report))
 	require.EqualValues(t, 1, report.Promise("S4").Found)
@@ -424,7 +424,7 @@ func TestAuditReportsLastingDifferenceWithoutWaiting(t *testing.T) {
 	require.NoError(t, s.Exec(t, "UPDATE sales SET sold = 1"))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	report, err := audit.Run(ctx, audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: time.Hour})
+	report, err := audit.Run(ctx, audit.Config{Catalog: s.Catalog, Sale: sale, Wait: time.Hour})
 	require.NoError(t, err)
 	require.Equal(t, "S4", testwork.Broken(report))
 	require.False(t, report.Moved)

@@ -13,8 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pg"
 	"stampede/internal/progress"
@@ -40,10 +38,6 @@ const (
 
 // ReconcileConfig says what to reconcile. Explain and Logger may be left out.
 type ReconcileConfig struct {
-	Pool    *pgxpool.Pool
-	Redis   redis.UniversalClient
-	Keys    reservation.Keys
-	Store   *reservation.Store
 	Catalog *catalog.Catalog
 	// Rebuilder rebuilds the stock of a sale if no smaller repair helps.
 	Rebuilder *rebuild.Rebuilder
@@ -111,7 +105,7 @@ type reconciler struct {
 }
 
 func (r *reconciler) run(ctx context.Context) (err error) {
-	r.conn, err = pg.Begin(ctx, r.Pool, pg.ReconcileLock, 0)
+	r.conn, err = pg.Begin(ctx, r.Catalog.Pool, pg.ReconcileLock, 0)
 	if errors.Is(err, pg.ErrLockHeld) {
 		return ErrRunning
 	} else if err != nil {
@@ -169,7 +163,7 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 
 // look writes the differences of one look to a table and returns their number.
 func (r *reconciler) look(ctx context.Context, number int) (found int64, err error) {
-	l := newLook(Config{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale}, r.conn.Conn)
+	l := newLook(Config{Catalog: r.Catalog, Sale: r.Sale}, r.conn.Conn)
 	if err := l.selectSales(ctx); err != nil {
 		return 0, err
 	}
@@ -386,7 +380,7 @@ func (r *reconciler) appendTo(
 ) (orders []uuid.UUID, err error) {
 	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
-	appended, err := r.Store.AppendReserved(limited, partition, sale, events)
+	appended, err := r.Catalog.Store.AppendReserved(limited, partition, sale, events)
 	for i := range appended {
 		if appended[i] {
 			orders = append(orders, events[i].OrderID)
@@ -463,7 +457,7 @@ func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
 // rebuildUnverified rebuilds a partition, unless its server is verified.
 func (r *reconciler) rebuildUnverified(ctx context.Context, partition int) error {
 	limited, cancel := retry.ForCall(ctx)
-	server, err := r.Store.Inspect(limited, partition)
+	server, err := r.Catalog.Store.Inspect(limited, partition)
 	cancel()
 	if err != nil || server.Known {
 		return err

@@ -149,7 +149,7 @@ func TestReconcileAuditsTwice(t *testing.T) {
 			[]reservation.Release{{SaleID: sale, OrderID: event.OrderID, UserID: event.UserID}})
 		require.NoError(t, err)
 	}))
-	config.Redis = rdb
+	config.Catalog = s.Next(t, rdb).Catalog
 	looks := 0
 	config.Explain = func(f audit.Finding) error {
 		looks++
@@ -328,7 +328,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 				require.NoError(t, change(s, sale))
 			}))
 			config := testwork.ReconcileConfig(t, s)
-			config.Redis = rdb
+			config.Catalog = s.Next(t, rdb).Catalog
 			config.Explain = func(f audit.Finding) error {
 				require.Equal(t, audit.RemedyWorker, f.Remedy, "no difference lasts: %s", f)
 				return nil

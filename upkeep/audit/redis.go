@@ -152,13 +152,13 @@ func (l *look) findUnlisted(ctx context.Context, all []redisShard) error {
 	for ; len(all) > 0; all = all[min(len(all), salesPerTrip):] {
 		page := all[:min(len(all), salesPerTrip)]
 		answers := make([]asked, len(page))
-		_, _ = l.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
+		_, _ = l.Catalog.Store.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
 			for i, s := range page {
 				answers[i] = asked{
-					p.SIsMember(ctx, l.Keys.Sales(s.partition), s.id.String()),
-					p.Type(ctx, l.Keys.Ended(s.partition, s.id)),
-					p.HGet(ctx, l.Keys.Sale(s.partition, s.id), "ended"), // after its hash, which is written with it
-					askTimeLimits(ctx, p, l.Keys.OfShard(s.partition, s.id)),
+					p.SIsMember(ctx, l.Catalog.Store.Keys.Sales(s.partition), s.id.String()),
+					p.Type(ctx, l.Catalog.Store.Keys.Ended(s.partition, s.id)),
+					p.HGet(ctx, l.Catalog.Store.Keys.Sale(s.partition, s.id), "ended"), // after its hash, which is written with it
+					askTimeLimits(ctx, p, l.Catalog.Store.Keys.OfShard(s.partition, s.id)),
 				}
 			}
 			return nil
@@ -166,7 +166,7 @@ func (l *look) findUnlisted(ctx context.Context, all []redisShard) error {
 		for i, s := range page {
 			a := answers[i]
 			for _, err := range []error{
-				a.listed.Err(), a.ended.Err(), a.flag.Err(), l.reportTimeLimits(&s.id, l.Keys.OfShard(s.partition, s.id), a.ends),
+				a.listed.Err(), a.ended.Err(), a.flag.Err(), l.reportTimeLimits(&s.id, l.Catalog.Store.Keys.OfShard(s.partition, s.id), a.ends),
 			} {
 				if err != nil && !errors.Is(err, redis.Nil) &&
 					!stream.IsWrongType(err) { // wrong types are reported as foreign keys
@@ -232,7 +232,7 @@ func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.Loc
 		if knownIDs[s.ID] {
 			continue
 		}
-		n, err := l.Redis.HLen(ctx, l.Keys.Buyers(s.Partition, s.ID)).Result()
+		n, err := l.Catalog.Store.Redis.HLen(ctx, l.Catalog.Store.Keys.Buyers(s.Partition, s.ID)).Result()
 		if err != nil && !stream.IsWrongType(err) {
 			return l.noteUnread(ctx, theSales, fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err))
 		}
@@ -278,9 +278,9 @@ func (l *look) eachShard(
 	for shards := l.readable; len(shards) > 0; {
 		n := min(len(shards), salesPerTrip)
 		asked := make([]*redis.SliceCmd, n)
-		_, _ = l.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
+		_, _ = l.Catalog.Store.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
 			for i, s := range shards[:n] {
-				asked[i] = p.HMGet(ctx, l.Keys.Sale(s.partition, s.id), names(s)...)
+				asked[i] = p.HMGet(ctx, l.Catalog.Store.Keys.Sale(s.partition, s.id), names(s)...)
 			}
 			return nil
 		})
@@ -410,8 +410,8 @@ func (b *buyerScan) next() ([]any, error) {
 
 // nextPage fetches the next page.
 func (b *buyerScan) nextPage() (err error) {
-	key := b.Keys.Buyers(b.shard.partition, b.shard.id)
-	b.page, b.cursor, err = b.Redis.HScan(b.ctx, key, b.cursor, "", buyersPerTrip).Result()
+	key := b.Catalog.Store.Keys.Buyers(b.shard.partition, b.shard.id)
+	b.page, b.cursor, err = b.Catalog.Store.Redis.HScan(b.ctx, key, b.cursor, "", buyersPerTrip).Result()
 	if stream.IsWrongType(err) {
 		b.page, b.cursor = nil, 0
 		b.note("S7", Finding{

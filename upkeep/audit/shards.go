@@ -223,7 +223,7 @@ func (l *look) loadWaiting(ctx context.Context) error {
 		return err
 	}
 	for _, key := range l.streams {
-		scan := waitingScan{ctx: ctx, rdb: l.Redis, stream: key, pending: map[string]bool{}}
+		scan := waitingScan{ctx: ctx, rdb: l.Catalog.Store.Redis, stream: key, pending: map[string]bool{}}
 		if err := scan.begin(); stream.IsWrongType(err) {
 			continue // reported as a foreign key, and holds no event
 		} else if err != nil {
@@ -354,9 +354,9 @@ func (l *look) loadEnded(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, shard := range l.readable {
-		key := l.Keys.Ended(shard.partition, shard.id)
+		key := l.Catalog.Store.Keys.Ended(shard.partition, shard.id)
 		for cursor, begun := uint64(0), false; !begun || cursor != 0; begun = true {
-			page, next, err := l.Redis.HScan(ctx, key, cursor, "", buyersPerTrip).Result()
+			page, next, err := l.Catalog.Store.Redis.HScan(ctx, key, cursor, "", buyersPerTrip).Result()
 			if stream.IsWrongType(err) {
 				break // reported as a foreign key
 			} else if err != nil {

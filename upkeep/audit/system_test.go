@@ -201,7 +201,7 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	require.EqualValues(t, 1, s.Count(t, repairs))
 	over()
 	require.NoError(t, crowd.Wait())
-	after, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
+	after, err := audit.Run(t.Context(), audit.Config{Catalog: s.Catalog, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, after.Broken(), testwork.Text(t, after))
 	require.EqualValues(t, sold.Load(), testshop.Sold(t, s.Pool, sales[1]))
@@ -269,7 +269,7 @@ func TestReconcileDuringMovesChangesNothing(t *testing.T) {
 	over()
 	require.NoError(t, crowd.Wait())
 	after, err := audit.Run(t.Context(),
-		audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
+		audit.Config{Catalog: s.Catalog, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, after.Broken(), testwork.Text(t, after))
 }
@@ -283,12 +283,12 @@ func TestAuditIgnoresUnitsThatMoveMeanwhile(t *testing.T) {
 	s.Buy(t, s.sale, s.user(1, 0))
 	testwork.FulfilAll(t, s.Shop)
 	report, err := audit.Run(t.Context(), audit.Config{
-		Pool: s.Pool, Keys: s.Keys, Sale: s.sale,
-		Redis: movingRedis(t, func() {
+		Sale: s.sale,
+		Catalog: s.Next(t, movingRedis(t, func() {
 			testwork.Cancel(t, ledger.New(s.Pool), id, user)
 			testwork.ReleaseUnits(t, s.Shop)
 			testwork.GiveUnits(t, s.Shop, s.sale, 0, 1)
-		}),
+		})).Catalog,
 	})
 	require.NoError(t, err)
 	require.True(t, report.Moved)
@@ -317,7 +317,7 @@ func TestAuditChecksPartitionsApartFromFrozenMaster(t *testing.T) {
 	s.AwaitConfirmed(t, 22)
 	stop()
 	look := func() audit.Report {
-		report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 10 * time.Second})
+		report, err := audit.Run(t.Context(), audit.Config{Catalog: s.Catalog, Wait: 10 * time.Second})
 		require.NoError(t, err)
 		return report
 	}

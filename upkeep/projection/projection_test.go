@@ -259,7 +259,7 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	require.Zero(t, report.Replaced)
 	require.Equal(t, rows, testshop.Rows(t, s.Pool, allOrders))
 	require.Equal(t, counters, testshop.Rows(t, s.Pool, allCounters))
-	audited, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
+	audited, err := audit.Run(t.Context(), audit.Config{Catalog: s.Catalog, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, audited.Broken(), testwork.Text(t, audited))
 }

@@ -105,7 +105,7 @@ func (b *build) stageEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, coun
 		ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 		defer cancel()
 		counts[shard].ended += int64(len(pages[shard]))
-		err := b.config.Store.StageEnded(ctx, layout.Partition(shard), sale.ID, b.token, pages[shard])
+		err := b.config.Catalog.Store.StageEnded(ctx, layout.Partition(shard), sale.ID, b.token, pages[shard])
 		pages[shard] = pages[shard][:0]
 		return err
 	}
@@ -134,7 +134,7 @@ func (b *build) stageEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, coun
 func (b *build) holdPage(ctx context.Context, sale raisedSale, partition int, page []reservation.Holder) error {
 	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
-	return b.config.Store.StageBuyers(ctx, partition, sale.ID, b.token, sale.Epoch, page)
+	return b.config.Catalog.Store.StageBuyers(ctx, partition, sale.ID, b.token, sale.Epoch, page)
 }
 
 // snapshot calls read in a snapshot of Postgres in the new epoch of the sale, or returns errOvertaken.
@@ -193,8 +193,8 @@ func (b *build) clearLeftovers(ctx context.Context, sale raisedSale, closed []re
 		}
 		limited, cancel := retry.ForCall(ctx)
 		p := sale.Layout().Partition(shard)
-		err := b.config.Redis.Unlink(limited, b.config.Keys.Staged(p, sale.ID, c.LastToken),
-			b.config.Keys.StagedEnded(p, sale.ID, c.LastToken)).Err()
+		err := b.config.Catalog.Store.Redis.Unlink(limited, b.config.Catalog.Store.Keys.Staged(p, sale.ID, c.LastToken),
+			b.config.Catalog.Store.Keys.StagedEnded(p, sale.ID, c.LastToken)).Err()
 		cancel()
 		if err != nil {
 			return err

@@ -32,13 +32,25 @@ type Need struct {
 	Reason  string
 }
 
+// finder finds what must be rebuilt.
+type finder struct {
+	config Config
+	Ledger *ledger.Ledger
+	behind behind
+
+	// What this worker's orders show about Redis (proof.go).
+	refused refusals
+	Probes  probes
+	logged  logged
+}
+
 // Needs finds what has to be rebuilt in the first partitions: whole partitions whose server may have lost sales, and
 // single sales that Redis lacks or that differ from Postgres. Ended sales are checked only if withEnded, and may be
 // missing, because operators may delete their keys. A partition that cannot be checked is in the error, and hides no
 // need of the others.
 //
 // Sales are created and rebuilt concurrently, so only the holder of a partition's lock gets a lasting answer.
-func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) ([]Need, error) {
+func (r *finder) Needs(ctx context.Context, partitions int, withEnded bool) ([]Need, error) {
 	required, err := r.Required(ctx, withEnded)
 	if err != nil {
 		return nil, err
@@ -57,7 +69,7 @@ func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) (
 }
 
 // Shut counts the open sales that sell nothing until they are rebuilt, of the first partitions.
-func (r *Rebuilder) Shut(ctx context.Context, partitions int) (int, error) {
+func (r *finder) Shut(ctx context.Context, partitions int) (int, error) {
 	required, err := r.Required(ctx, false)
 	if err != nil {
 		return 0, err
@@ -74,7 +86,7 @@ func (r *Rebuilder) Shut(ctx context.Context, partitions int) (int, error) {
 	return len(all), err
 }
 
-func (r *Rebuilder) shutIn(ctx context.Context, partition int, required *Required) (sales []uuid.UUID, err error) {
+func (r *finder) shutIn(ctx context.Context, partition int, required *Required) (sales []uuid.UUID, err error) {
 	reason, err := r.needOfPartition(ctx, partition, required)
 	if err != nil && !errors.Is(err, ErrOtherServer) {
 		return nil, err
@@ -98,7 +110,7 @@ func (r *Rebuilder) shutIn(ctx context.Context, partition int, required *Require
 }
 
 // findNeeds finds what has to be rebuilt in one partition. The needs are also valid with an error.
-func (r *Rebuilder) findNeeds(ctx context.Context, partition int, required *Required) (found []Need, err error) {
+func (r *finder) findNeeds(ctx context.Context, partition int, required *Required) (found []Need, err error) {
 	reason, err := r.needOfPartition(ctx, partition, required)
 	switch {
 	case err != nil:
@@ -121,7 +133,7 @@ func (r *Rebuilder) findNeeds(ctx context.Context, partition int, required *Requ
 
 // needsAmong finds because of which of these shards their sales have to be rebuilt. For the others it adds to counted
 // how far Postgres is behind, by whether the sale is over.
-func (r *Rebuilder) needsAmong(
+func (r *finder) needsAmong(
 	ctx context.Context, shards []requiredShard, counted map[bool]int64,
 ) (found []Need, err error) {
 	inRedis, err := r.readShards(ctx, shards)
@@ -171,12 +183,12 @@ func (s *requiredShard) behind(sequence int64) int64 {
 }
 
 // needOfPartition returns the reason to rebuild a partition, or "" if its server is the verified one.
-func (r *Rebuilder) needOfPartition(
+func (r *finder) needOfPartition(
 	ctx context.Context, partition int, required *Required,
 ) (reason string, err error) {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	state, err := r.config.Store.Inspect(limited, partition)
+	state, err := r.config.Catalog.Store.Inspect(limited, partition)
 	if err != nil {
 		return "", err
 	}
@@ -193,7 +205,7 @@ func (r *Rebuilder) needOfPartition(
 	}
 	if verified && !used[partition] {
 		// Its first user may have recorded the server in Postgres, and not yet in Redis.
-		state, err = r.config.Store.AwaitFirstUse(limited, partition)
+		state, err = r.config.Catalog.Store.AwaitFirstUse(limited, partition)
 		if err != nil || state.Known {
 			return "", err // the next call compares the servers
 		}
@@ -233,17 +245,17 @@ func needOfShard(s *requiredShard, found reservation.ShardHash) (reason string) 
 }
 
 // readShards reads shards from Redis, in their order.
-func (r *Rebuilder) readShards(ctx context.Context, shards []requiredShard) ([]reservation.ShardHash, error) {
+func (r *finder) readShards(ctx context.Context, shards []requiredShard) ([]reservation.ShardHash, error) {
 	if len(shards) == 0 {
 		return nil, nil
 	}
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	asked := make([]reservation.ShardAnswer, len(shards))
-	_, _ = r.config.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
+	_, _ = r.config.Catalog.Store.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
 		for i := range shards {
 			s := &shards[i]
-			asked[i] = r.config.Keys.AskShard(ctx, p, s.partition(), s.id, 0, "epoch", "sequence", "shard")
+			asked[i] = r.config.Catalog.Store.Keys.AskShard(ctx, p, s.partition(), s.id, 0, "epoch", "sequence", "shard")
 		}
 		return nil
 	})
@@ -280,14 +292,14 @@ func (b *behind) set(partition int, withEnded bool, counted map[bool]int64) {
 // Behind returns how many places Redis has assigned in the sales of a partition after the last one that Postgres has
 // recorded, as of the last call of HealPartition, and 0 after Leave. Its rejected and voided orders count until a later
 // order is confirmed.
-func (r *Rebuilder) Behind(partition int) (orders int64) {
+func (r *finder) Behind(partition int) (orders int64) {
 	r.behind.mu.Lock()
 	defer r.behind.mu.Unlock()
 	return r.behind.orders[partition][false] + r.behind.orders[partition][true]
 }
 
 // Leave forgets how far Postgres was behind in a partition: from now on somebody else checks it, if at all.
-func (r *Rebuilder) Leave(partition int) {
+func (r *finder) Leave(partition int) {
 	r.behind.mu.Lock()
 	defer r.behind.mu.Unlock()
 	delete(r.behind.orders, partition)
@@ -344,7 +356,7 @@ type Required struct {
 }
 
 // Required reads once for all partitions what Redis must have. The sales that are over are included only if withEnded.
-func (r *Rebuilder) Required(ctx context.Context, withEnded bool) (*Required, error) {
+func (r *finder) Required(ctx context.Context, withEnded bool) (*Required, error) {
 	required := &Required{
 		withEnded: withEnded, sales: map[int][]requiredShard{},
 		used: sync.OnceValues(func() (map[int]bool, error) { return r.usedPartitions(ctx) }),
@@ -382,7 +394,7 @@ func (r *Required) ShardedAt(partition int) (sales []ShardedSale) {
 	return sales
 }
 
-func (r *Rebuilder) usedPartitions(ctx context.Context) (map[int]bool, error) {
+func (r *finder) usedPartitions(ctx context.Context) (map[int]bool, error) {
 	used := map[int]bool{}
 	err := r.eachSale(ctx, true, func(page []requiredSale) error {
 		for _, sale := range page {
@@ -396,22 +408,22 @@ func (r *Rebuilder) usedPartitions(ctx context.Context) (map[int]bool, error) {
 }
 
 // verifiedServers returns the run id of the verified server of each partition.
-func (r *Rebuilder) verifiedServers(ctx context.Context) (map[int]string, error) {
+func (r *finder) verifiedServers(ctx context.Context) (map[int]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	return reservation.VerifiedServers(ctx, r.config.Pool)
+	return reservation.VerifiedServers(ctx, r.config.Catalog.Pool)
 }
 
 // Partitions returns the number of partitions of new and older sales.
-func (r *Rebuilder) Partitions(ctx context.Context) (int, error) {
-	return CountPartitions(ctx, r.config.Pool, r.config.Keys)
+func (r *finder) Partitions(ctx context.Context) (int, error) {
+	return CountPartitions(ctx, r.config.Catalog.Pool, r.config.Catalog.Store.Keys)
 }
 
 // salesPerPage is how many sales are read at a time.
 const salesPerPage = 1000
 
 // eachSale calls f with the sales that are not over, or all if withEnded, a page at a time.
-func (r *Rebuilder) eachSale(ctx context.Context, withEnded bool, f func([]requiredSale) error) error {
+func (r *finder) eachSale(ctx context.Context, withEnded bool, f func([]requiredSale) error) error {
 	after := uuid.Nil
 	for {
 		page, err := r.salePage(ctx, after, salesPerPage, withEnded)
@@ -426,10 +438,10 @@ func (r *Rebuilder) eachSale(ctx context.Context, withEnded bool, f func([]requi
 	}
 }
 
-func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, withEnded bool) ([]requiredSale, error) {
+func (r *finder) salePage(ctx context.Context, after uuid.UUID, limit int, withEnded bool) ([]requiredSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	rows, _ := r.config.Pool.Query(ctx, sql.RebuildSalesInRedis, after, limit, withEnded) // its error comes with the rows
+	rows, _ := r.config.Catalog.Pool.Query(ctx, sql.RebuildSalesInRedis, after, limit, withEnded) // its error comes with the rows
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (requiredSale, error) {
 		s, err := pgx.RowToStructByName[struct {
 			ID                                               uuid.UUID
@@ -449,7 +461,7 @@ func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, wi
 }
 
 // salesIn returns all sales with a shard in a partition.
-func (r *Rebuilder) salesIn(ctx context.Context, partition int) (sales []requiredSale, err error) {
+func (r *finder) salesIn(ctx context.Context, partition int) (sales []requiredSale, err error) {
 	err = r.eachSale(ctx, true, func(page []requiredSale) error {
 		for _, sale := range page {
 			if _, is := sale.layout.ShardIn(partition); is {
@@ -462,7 +474,7 @@ func (r *Rebuilder) salesIn(ctx context.Context, partition int) (sales []require
 }
 
 // findSale returns one sale, or reservation.ErrSaleNotFound.
-func (r *Rebuilder) findSale(ctx context.Context, id uuid.UUID) (requiredSale, error) {
+func (r *finder) findSale(ctx context.Context, id uuid.UUID) (requiredSale, error) {
 	sales, err := r.salePage(ctx, idBelow(id), 1, true)
 	if err == nil && (len(sales) == 0 || sales[0].id != id) {
 		err = reservation.ErrSaleNotFound

@@ -92,7 +92,7 @@ func (b *build) logStep(ctx context.Context, current *step, now time.Time) {
 	}
 	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
-	found, err := pg.Blockers(limited, b.config.Pool)
+	found, err := pg.Blockers(limited, b.config.Catalog.Pool)
 	switch {
 	case ctx.Err() != nil: // the rebuild has ended
 	case err != nil:
@@ -175,7 +175,7 @@ func (r *Rebuilder) logRival(ctx context.Context, n Need) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
-	holder, err := pg.Holder(ctx, r.config.Pool, pg.PartitionLock(n.partition))
+	holder, err := pg.Holder(ctx, r.config.Catalog.Pool, pg.PartitionLock(n.partition))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return // the other rebuild has ended
 	}
@@ -266,7 +266,7 @@ func (b *build) noteOnce(ctx context.Context, id uuid.UUID) {
 	if current.sale != uuid.Nil && current.sale != b.need.Sale {
 		doing += ", sale " + current.sale.String()
 	}
-	_, err := b.config.Pool.Exec(ctx, sql.RebuildNoteProgress, id, b.partition, sale, b.need.Reason, thisProcess(),
+	_, err := b.config.Catalog.Pool.Exec(ctx, sql.RebuildNoteProgress, id, b.partition, sale, b.need.Reason, thisProcess(),
 		time.Since(b.began).Milliseconds(), doing, b.salesDone.Load(), b.salesTotal.Load())
 	if err != nil && ctx.Err() == nil {
 		b.log.Debug("cannot note the progress of the rebuild", "error", err)
@@ -277,7 +277,7 @@ func (b *build) noteOnce(ctx context.Context, id uuid.UUID) {
 func (b *build) forget(ctx context.Context, id uuid.UUID) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), noteTimeout)
 	defer cancel()
-	if _, err := b.config.Pool.Exec(ctx, sql.RebuildEndProgress, id); err != nil {
+	if _, err := b.config.Catalog.Pool.Exec(ctx, sql.RebuildEndProgress, id); err != nil {
 		b.log.Debug("cannot remove the progress of the rebuild", "error", err)
 	}
 }

@@ -154,9 +154,7 @@ func TestWaitingRebuildLogsBlocker(t *testing.T) {
 		"SELECT 'session ' || pg_backend_pid() FROM sales WHERE id = $1 FOR UPDATE", sale).Scan(&holder))
 	done := make(chan error, 1)
 	log := &logText{}
-	r, err := rebuild.New(rebuild.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: slog.New(slog.NewTextHandler(log, nil)),
-	})
+	r, err := rebuild.New(rebuild.Config{Catalog: s.Catalog, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	require.NoError(t, err)
 	go func() {
 		_, err := r.Sale(context.Background(), sale, rebuild.ReasonByHand)

@@ -70,7 +70,7 @@ func (r *refusals) in(sale uuid.UUID, epoch int64) bool {
 }
 
 // NoteRefused is called for an order that Postgres has just refused and whose reservation was in force in Redis.
-func (r *Rebuilder) NoteRefused(out ledger.Outcome) {
+func (r *finder) NoteRefused(out ledger.Outcome) {
 	if e := out.Event; r.refused.note(e.SaleID, e.Epoch) {
 		r.config.Logger.Error(logOrderRefused, "sale", e.SaleID, "epoch", e.Epoch, "order", e.OrderID, "user", e.UserID,
 			"trace_id", tracing.ID(e.TraceParent), "reason", out.Reason)
@@ -198,7 +198,7 @@ func (w *probes) forget(s *requiredShard) {
 }
 
 // proofsIn returns the reasons to rebuild the sales of shards whose numbers agree with Postgres; "" for no rebuild.
-func (r *Rebuilder) proofsIn(ctx context.Context, shards []requiredShard) (reasons []string, err error) {
+func (r *finder) proofsIn(ctx context.Context, shards []requiredShard) (reasons []string, err error) {
 	missed, err := r.missed(ctx, shards)
 	if err != nil {
 		return nil, err
@@ -237,11 +237,11 @@ type logged struct{ missed, delayed rate.Sometimes }
 // reasonsOfProofs are the reasons that a client that can write to Redis can cause at will.
 var reasonsOfProofs = []string{ReasonSetBack, ReasonRefused}
 
-func (r *Rebuilder) waitBefore(ctx context.Context, sale uuid.UUID) (time.Duration, error) {
+func (r *finder) waitBefore(ctx context.Context, sale uuid.UUID) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	var seconds float64
-	if err := r.config.Pool.QueryRow(ctx, sql.RebuildWait, sale, reasonsOfProofs).Scan(&seconds); err != nil {
+	if err := r.config.Catalog.Pool.QueryRow(ctx, sql.RebuildWait, sale, reasonsOfProofs).Scan(&seconds); err != nil {
 		return 0, fmt.Errorf("look up rebuilds of sale=%s: %w", sale, err)
 	}
 	return time.Duration(seconds * float64(time.Second)), nil
@@ -249,14 +249,14 @@ func (r *Rebuilder) waitBefore(ctx context.Context, sale uuid.UUID) (time.Durati
 
 // seedWitnesses reads the newest live orders of a sale with several shards, at its first look in an epoch: a shard that
 // was set back while no worker lived is found, too. Of one shard the highest place in Postgres shows that.
-func (r *Rebuilder) seedWitnesses(ctx context.Context, sale *requiredSale) error {
+func (r *finder) seedWitnesses(ctx context.Context, sale *requiredSale) error {
 	if !r.Probes.needsSeed(sale) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	// Its error comes with the rows.
-	rows, _ := r.config.Pool.Query(ctx, sql.RebuildNewestOrders, sale.id, sale.layout.Shards)
+	rows, _ := r.config.Catalog.Pool.Query(ctx, sql.RebuildNewestOrders, sale.id, sale.layout.Shards)
 	var newest []probe
 	var w probe
 	_, err := pgx.ForEachRow(rows, []any{&w.order, &w.user, &w.sequence}, func() error {
@@ -272,7 +272,7 @@ func (r *Rebuilder) seedWitnesses(ctx context.Context, sale *requiredSale) error
 
 // missed reports for which shards Redis lacks a live probe. Redis is read before Postgres, so an order that is live
 // in Postgres was live when Redis was read.
-func (r *Rebuilder) missed(ctx context.Context, shards []requiredShard) ([]bool, error) {
+func (r *finder) missed(ctx context.Context, shards []requiredShard) ([]bool, error) {
 	for i := range shards {
 		if err := r.seedWitnesses(ctx, &shards[i].requiredSale); err != nil {
 			return nil, err
@@ -283,13 +283,13 @@ func (r *Rebuilder) missed(ctx context.Context, shards []requiredShard) ([]bool,
 	asked := make([][2]*redis.StringCmd, len(shards))
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	_, _ = r.config.Redis.Pipelined(limited, func(p redis.Pipeliner) error { // each command's own error counts
+	_, _ = r.config.Catalog.Store.Redis.Pipelined(limited, func(p redis.Pipeliner) error { // each command's own error counts
 		for i := range shards {
 			sale := &shards[i]
 			seen[i] = r.Probes.pair(sale)
 			for k, w := range seen[i] {
 				if w.user != "" {
-					key := r.config.Keys.Buyers(sale.layout.PartitionOf(w.user), sale.id)
+					key := r.config.Catalog.Store.Keys.Buyers(sale.layout.PartitionOf(w.user), sale.id)
 					asked[i][k] = p.HGet(limited, key, w.user)
 				}
 			}

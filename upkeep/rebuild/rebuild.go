@@ -18,9 +18,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/progress"
 	"stampede/internal/telemetry"
@@ -65,12 +63,8 @@ const triesMax = 5
 
 // Config configures a Rebuilder. The first four fields have no default.
 type Config struct {
-	Pool  *pgxpool.Pool
-	Redis redis.UniversalClient
-	Keys  reservation.Keys
-	Store *reservation.Store
-
-	Logger *slog.Logger
+	Catalog *catalog.Catalog
+	Logger  *slog.Logger
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
 }
@@ -83,17 +77,10 @@ type Config struct {
 // (decision 18). Partitions are rebuilt at the same time, at most rebuildsMax of them by one process.
 // It is safe for concurrent use.
 type Rebuilder struct {
-	config   Config
-	Ledger   *ledger.Ledger
+	finder
 	metrics  *metrics
 	attempts attempts
-	behind   behind
 	running  chan struct{} // holds a token for each rebuild
-
-	// What this worker's orders show about Redis (proof.go).
-	refused refusals
-	Probes  probes
-	logged  logged
 }
 
 // New returns a Rebuilder. It sends nothing to Redis or Postgres.
@@ -103,7 +90,9 @@ func New(config Config) (*Rebuilder, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Rebuilder{config: config, Ledger: ledger.New(config.Pool), metrics: m, running: make(chan struct{}, rebuildsMax)}
+	r := &Rebuilder{
+		finder: finder{config: config, Ledger: ledger.New(config.Catalog.Pool)}, metrics: m, running: make(chan struct{}, rebuildsMax),
+	}
 	r.logged.missed.Interval, r.logged.delayed.Interval = proofsLoggedEvery, proofsLoggedEvery
 	return r, nil
 }
@@ -169,7 +158,7 @@ func (r *Rebuilder) RaiseShards(ctx context.Context, sale uuid.UUID, shards int,
 		err = found.checkShards(shards)
 	}
 	if err == nil && shards > found.layout.Shards {
-		_, err = catalog.Check(ctx, r.config.Pool, catalog.OpShard, sale)
+		_, err = catalog.Check(ctx, r.config.Catalog.Pool, catalog.OpShard, sale)
 	}
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)

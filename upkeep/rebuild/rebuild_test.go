@@ -369,9 +369,7 @@ func TestRebuildLogsAndCounts(t *testing.T) {
 	s := testshop.NewShop(t)
 	s.Buy(t, s.Open(t, 10), "ann")
 	log, registry := &testshop.CountingLog{}, prometheus.NewRegistry()
-	r, err := rebuild.New(rebuild.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: slog.New(log), Registerer: registry,
-	})
+	r, err := rebuild.New(rebuild.Config{Catalog: s.Catalog, Logger: slog.New(log), Registerer: registry})
 	require.NoError(t, err)
 	_, err = r.Partition(t.Context(), 0, rebuild.ReasonServer)
 	require.NoError(t, err)
@@ -380,7 +378,7 @@ func TestRebuildLogsAndCounts(t *testing.T) {
 	require.Equal(t, 1.0, testshop.Metric(t, registry, "stampede_rebuilds_total", rebuild.ReasonServer))
 
 	// A second Rebuilder shares the metrics. A failed rebuild does not count.
-	_, err = rebuild.New(rebuild.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Registerer: registry})
+	_, err = rebuild.New(rebuild.Config{Catalog: s.Catalog, Registerer: registry})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -39,7 +39,7 @@ func (r *Rebuilder) begin(ctx context.Context, partition int) (_ *lockSession, e
 	s := &lockSession{free: func() { <-r.running }}
 	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	if s.conn, err = pg.Begin(limited, r.config.Pool, pg.PartitionLock(partition), silenceMax); err != nil {
+	if s.conn, err = pg.Begin(limited, r.config.Catalog.Pool, pg.PartitionLock(partition), silenceMax); err != nil {
 		s.free()
 		if errors.Is(err, pg.ErrLockHeld) {
 			err = ErrRunning
@@ -208,10 +208,10 @@ func (b *build) useFirst(ctx context.Context, partition int, server reservation.
 	limited, cancel = retry.ForCall(ctx)
 	defer cancel()
 	if claimed.RowsAffected() == 1 {
-		return b.config.Store.MarkVerified(limited, partition, server, reservation.FirstUse)
+		return b.config.Catalog.Store.MarkVerified(limited, partition, server, reservation.FirstUse)
 	}
 	// Another process is its first user.
-	if server, err = b.config.Store.AwaitFirstUse(limited, partition); err == nil && !server.Known {
+	if server, err = b.config.Catalog.Store.AwaitFirstUse(limited, partition); err == nil && !server.Known {
 		err = ErrServerUnverified
 	}
 	return err

@@ -152,7 +152,7 @@ func (b *build) markVerified(ctx context.Context, server reservation.ServerState
 	crashpoint.Hit(crashpoint.RebuildServerSaved)
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	if err := b.config.Store.MarkVerified(limited, b.partition, server, b.token); err != nil {
+	if err := b.config.Catalog.Store.MarkVerified(limited, b.partition, server, b.token); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildVerified)
@@ -162,13 +162,13 @@ func (b *build) markVerified(ctx context.Context, server reservation.ServerState
 func (r *Rebuilder) inspect(ctx context.Context, partition int) (reservation.ServerState, error) {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return r.config.Store.Inspect(limited, partition)
+	return r.config.Catalog.Store.Inspect(limited, partition)
 }
 
 func (b *build) distrust(ctx context.Context) error {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return b.config.Store.DistrustFor(limited, b.partition, b.token)
+	return b.config.Catalog.Store.DistrustFor(limited, b.partition, b.token)
 }
 
 // closeIn closes the shard of a sale in a partition.
@@ -179,7 +179,7 @@ func (b *build) closeIn(ctx context.Context, sale *requiredSale, partition int) 
 	}
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	known, err := b.config.Store.CloseSale(limited, sale.id, partition, b.token, sale.epoch)
+	known, err := b.config.Catalog.Store.CloseSale(limited, sale.id, partition, b.token, sale.epoch)
 	if err != nil {
 		return err
 	}
@@ -277,7 +277,7 @@ func (b *build) openSale(
 func (b *build) openShard(ctx context.Context, shard reservation.Rebuilt) error {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return b.config.Store.OpenRebuilt(limited, shard)
+	return b.config.Catalog.Store.OpenRebuilt(limited, shard)
 }
 
 // drainPage is how many entries are read at a time.
@@ -300,9 +300,9 @@ type Drained struct {
 // pending ones, whose workers find them recorded. The entries stay in the stream. Closed sales add none, so there is a
 // last one.
 func (b *build) drainStream(ctx context.Context, partition int, closed map[uuid.UUID]bool) error {
-	key := b.config.Keys.Orders(partition)
+	key := b.config.Catalog.Store.Keys.Orders(partition)
 	limited, cancel := retry.ForCall(ctx)
-	from, to, err := stream.Unfinished(limited, b.config.Redis, key, reservation.Group)
+	from, to, err := stream.Unfinished(limited, b.config.Catalog.Store.Redis, key, reservation.Group)
 	cancel()
 	if err != nil || to == "" {
 		return err
@@ -328,7 +328,7 @@ func (b *build) drainStream(ctx context.Context, partition int, closed map[uuid.
 func (b *build) readEntries(ctx context.Context, key, from, to string) ([]redis.XMessage, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return b.config.Redis.XRangeN(ctx, key, from, to, drainPage).Result()
+	return b.config.Catalog.Store.Redis.XRangeN(ctx, key, from, to, drainPage).Result()
 }
 
 // record records the orders of closed sales among these entries. Entries that cannot be applied are left to the

@@ -16,8 +16,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pg"
 	"stampede/internal/retry"
@@ -32,10 +30,6 @@ import (
 
 // Config configures a Retirer. All fields are required.
 type Config struct {
-	Pool    *pgxpool.Pool
-	Redis   redis.UniversalClient
-	Keys    reservation.Keys
-	Store   *reservation.Store
 	Catalog *catalog.Catalog
 	// After is how long a sale must have been over.
 	After  time.Duration
@@ -91,7 +85,7 @@ func (r *Retirer) Sweep(ctx context.Context) (retired int, err error) {
 	if err != nil || len(found) == 0 {
 		return 0, err
 	}
-	lock, err := pg.Begin(ctx, r.Pool, pg.RetireLock, silenceMax)
+	lock, err := pg.Begin(ctx, r.Catalog.Pool, pg.RetireLock, silenceMax)
 	if errors.Is(err, pg.ErrLockHeld) {
 		return 0, nil
 	} else if err != nil {
@@ -130,7 +124,7 @@ func (r *Retirer) candidates(ctx context.Context) ([]candidate, error) {
 		}
 	}
 	// Its error comes with the rows.
-	rows, _ := r.Pool.Query(ctx, sql.RetireCandidates, r.After.Seconds(), except, candidatesMax)
+	rows, _ := r.Catalog.Pool.Query(ctx, sql.RetireCandidates, r.After.Seconds(), except, candidatesMax)
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[candidate])
 	if err != nil {
 		return nil, fmt.Errorf("list sales that are over: %w", err)
@@ -209,7 +203,7 @@ const (
 // over compares the end of the sale with the clocks of Postgres and of its Redis servers, because nothing brings a sale
 // back. They agree, up to a second.
 func (r *Retirer) over(ctx context.Context, s *candidate) (why string, err error) {
-	times, err := r.Store.Times(ctx, r.Pool, s.layout().All()...)
+	times, err := r.Catalog.Store.Times(ctx, r.Catalog.Pool, s.layout().All()...)
 	if err == nil && times.Latest.Before(s.OverAt.Add(r.After)) {
 		why = "it is not over for long enough"
 	}
@@ -220,7 +214,7 @@ func (r *Retirer) over(ctx context.Context, s *candidate) (why string, err error
 func (r *Retirer) open(ctx context.Context, s *candidate) (why string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	err = r.Pool.QueryRow(ctx, sql.RetireOpenSale, s.ID).Scan(&why)
+	err = r.Catalog.Pool.QueryRow(ctx, sql.RetireOpenSale, s.ID).Scan(&why)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return "", nil
 	} else if err != nil {
@@ -233,21 +227,21 @@ func (r *Retirer) open(ctx context.Context, s *candidate) (why string, err error
 func (r *Retirer) waits(ctx context.Context, s *candidate) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	return catalog.Check(ctx, r.Pool, catalog.OpRetire, s.ID)
+	return catalog.Check(ctx, r.Catalog.Pool, catalog.OpRetire, s.ID)
 }
 
 // servers compares the servers of the sale with those that Postgres names.
 func (r *Retirer) servers(ctx context.Context, s *candidate) (string, error) {
 	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	named, err := reservation.VerifiedServers(limited, r.Pool)
+	named, err := reservation.VerifiedServers(limited, r.Catalog.Pool)
 	if err != nil {
 		return "", fmt.Errorf("read the verified servers: %w", err)
 	}
 	for shard := range s.layout().Shards {
 		p := s.layout().Partition(shard)
 		limited, cancel := retry.ForCall(ctx)
-		state, err := r.Store.Inspect(limited, p)
+		state, err := r.Catalog.Store.Inspect(limited, p)
 		cancel()
 		switch {
 		case err != nil:
@@ -262,7 +256,7 @@ func (r *Retirer) servers(ctx context.Context, s *candidate) (string, error) {
 // waitingEntries looks for orders of the sale in the unfinished entries of its streams.
 func (r *Retirer) waitingEntries(ctx context.Context, s *candidate) (string, error) {
 	for shard := range s.layout().Shards {
-		why, err := r.waitingIn(ctx, s.ID, r.Keys.Orders(s.layout().Partition(shard)))
+		why, err := r.waitingIn(ctx, s.ID, r.Catalog.Store.Keys.Orders(s.layout().Partition(shard)))
 		if err != nil || why != "" {
 			return why, err
 		}
@@ -272,14 +266,14 @@ func (r *Retirer) waitingEntries(ctx context.Context, s *candidate) (string, err
 
 func (r *Retirer) waitingIn(ctx context.Context, sale uuid.UUID, key string) (string, error) {
 	limited, cancel := retry.ForCall(ctx)
-	from, to, err := stream.Unfinished(limited, r.Redis, key, reservation.Group)
+	from, to, err := stream.Unfinished(limited, r.Catalog.Store.Redis, key, reservation.Group)
 	cancel()
 	if err != nil || to == "" {
 		return "", stream.UnlessMissing(err)
 	}
 	for read := 0; ; {
 		limited, cancel := retry.ForCall(ctx)
-		page, err := r.Redis.XRangeN(limited, key, from, to, entriesPerTrip).Result()
+		page, err := r.Catalog.Store.Redis.XRangeN(limited, key, from, to, entriesPerTrip).Result()
 		cancel()
 		if err != nil {
 			return "", fmt.Errorf("read the unfinished entries of %s: %w", key, err)
@@ -309,7 +303,7 @@ func (r *Retirer) counts(ctx context.Context, s *candidate) (string, error) {
 	var orders, units int64
 	limited, cancel := context.WithTimeout(ctx, countTimeout)
 	defer cancel()
-	if err := r.Pool.QueryRow(limited, sql.RetireLiveOrders, s.ID).Scan(&orders, &units); err != nil {
+	if err := r.Catalog.Pool.QueryRow(limited, sql.RetireLiveOrders, s.ID).Scan(&orders, &units); err != nil {
 		return "", fmt.Errorf("count the live orders: %w", err)
 	}
 	var buyers, taken int64
@@ -356,10 +350,10 @@ func (r *Retirer) readShard(ctx context.Context, s *candidate, shard int) (found
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	p := s.layout().Partition(shard)
-	if found.ShardHash, err = r.Keys.AskShard(ctx, r.Redis, p, s.ID, 0, "epoch", "stock", "left").Hash(); err != nil {
+	if found.ShardHash, err = r.Catalog.Store.Keys.AskShard(ctx, r.Catalog.Store.Redis, p, s.ID, 0, "epoch", "stock", "left").Hash(); err != nil {
 		return found, fmt.Errorf("read shard %d: %w", shard, err)
 	}
-	if found.buyers, err = r.Redis.HLen(ctx, r.Keys.Buyers(p, s.ID)).Result(); err != nil {
+	if found.buyers, err = r.Catalog.Store.Redis.HLen(ctx, r.Catalog.Store.Keys.Buyers(p, s.ID)).Result(); err != nil {
 		return found, fmt.Errorf("count the buyers of shard %d: %w", shard, err)
 	}
 	return found, nil
@@ -369,7 +363,7 @@ func (r *Retirer) readShard(ctx context.Context, s *candidate, shard int) (found
 func (r *Retirer) compareBuyers(ctx context.Context, s *candidate, partition int) (string, error) {
 	for cursor, begun := uint64(0), false; !begun || cursor != 0; begun = true {
 		limited, cancel := retry.ForCall(ctx)
-		page, next, err := r.Redis.HScan(limited, r.Keys.Buyers(partition, s.ID), cursor, "", buyersPerTrip).Result()
+		page, next, err := r.Catalog.Store.Redis.HScan(limited, r.Catalog.Store.Keys.Buyers(partition, s.ID), cursor, "", buyersPerTrip).Result()
 		cancel()
 		if err != nil {
 			return "", fmt.Errorf("read the buyers of partition %d: %w", partition, err)
@@ -398,7 +392,7 @@ func (r *Retirer) match(ctx context.Context, sale uuid.UUID, held map[string]uui
 	for user, id := range held {
 		ids, users = append(ids, id), append(users, user)
 	}
-	if err := r.Pool.QueryRow(ctx, sql.RetireMatchOrders, sale, ids, users).Scan(&matched); err != nil {
+	if err := r.Catalog.Pool.QueryRow(ctx, sql.RetireMatchOrders, sale, ids, users).Scan(&matched); err != nil {
 		return 0, fmt.Errorf("compare buyers with orders: %w", err)
 	}
 	return matched, nil

@@ -28,9 +28,7 @@ func TestMain(m *testing.M) { testwork.Main(m) }
 
 // retirer retires sales as soon as they are over.
 func retirer(t testing.TB, s *testshop.Shop) *retire.Retirer {
-	return retire.New(retire.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Logger: testkit.Logger(t),
-	})
+	return retire.New(retire.Config{Catalog: s.Catalog, Logger: testkit.Logger(t)})
 }
 
 func sweep(t testing.TB, s *testshop.Shop) int {
@@ -224,10 +222,7 @@ func TestClosedSaleIsRetiredAfterAWhile(t *testing.T) {
 	testkit.Eventually(t, testshop.Soon, "the sale closes", func() bool {
 		return s.Attempt(t, closing.ID, "eve", 2, "").Verdict == reservation.Ended
 	})
-	later := retire.New(retire.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Logger: testkit.Logger(t),
-		After: time.Hour,
-	})
+	later := retire.New(retire.Config{Catalog: s.Catalog, Logger: testkit.Logger(t), After: time.Hour})
 	retired, err := later.Sweep(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, retired)

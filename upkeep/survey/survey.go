@@ -43,11 +43,7 @@ const (
 
 // Config configures a Survey. Only Interval has a default.
 type Config struct {
-	Pool    *pgxpool.Pool
-	Redis   redis.UniversalClient
 	Catalog *catalog.Catalog
-	// Keys has the locks of the relay.
-	Keys reservation.Keys
 	// Shut counts the sales that sell nothing until a rebuild.
 	Shut   func(ctx context.Context) (int, error)
 	Logger *slog.Logger
@@ -138,7 +134,7 @@ func (s *Survey) Run(ctx context.Context) {
 		s.every(ctx, func() time.Duration {
 			limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 			defer cancel()
-			set(s, &s.servers, redisinfo.Masters(limited, s.config.Redis), nil, s.config.Interval)
+			set(s, &s.servers, redisinfo.Masters(limited, s.config.Catalog.Store.Redis), nil, s.config.Interval)
 			return s.config.Interval
 		})
 	})
@@ -191,11 +187,11 @@ func (s *Survey) lookInPostgres(ctx context.Context) (pause time.Duration) {
 	s.note("look at the server of Postgres", err)
 	set(s, &s.server, server, err, pause)
 	began := time.Now()
-	refunds, err := within(ctx, ledger.New(s.config.Pool).RefundsDue)
+	refunds, err := within(ctx, ledger.New(s.config.Catalog.Pool).RefundsDue)
 	s.note("sum the refunds that are due", err)
 	refundsErr := err
 	watched, watchedErr := within(ctx, func(ctx context.Context) ([]draws.Watched, error) {
-		return draws.New(s.config.Pool).Watch(ctx, salesMax)
+		return draws.New(s.config.Catalog.Pool).Watch(ctx, salesMax)
 	})
 	s.note("look at the draws", watchedErr)
 	units, err := within(ctx, s.countUnits)
@@ -206,7 +202,7 @@ func (s *Survey) lookInPostgres(ctx context.Context) (pause time.Duration) {
 	set(s, &s.refunds, refunds, refundsErr, pause)
 	set(s, &s.draws, watched, watchedErr, pause)
 	unserved, err := within(ctx, func(ctx context.Context) (time.Duration, error) {
-		return Unserved(ctx, s.config.Pool, s.config.Redis, s.config.Keys)
+		return Unserved(ctx, s.config.Catalog.Pool, s.config.Catalog.Store.Redis, s.config.Catalog.Store.Keys)
 	})
 	s.note("look for a relay", err)
 	set(s, &s.unserved, unserved, err, pause)
@@ -241,22 +237,22 @@ func set[T any](s *Survey, result *seen[T], value T, err error, pause time.Durat
 }
 
 func (s *Survey) askPostgres(ctx context.Context) (postgresLook, error) {
-	rows, _ := s.config.Pool.Query(ctx, sql.SurveyLook) // its error comes with the row
+	rows, _ := s.config.Catalog.Pool.Query(ctx, sql.SurveyLook) // its error comes with the row
 	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[postgresLook])
 	if err == nil {
-		err = pg.Writable(ctx, s.config.Pool)
+		err = pg.Writable(ctx, s.config.Catalog.Pool)
 	}
 	return found, err
 }
 
 func (s *Survey) askServer(ctx context.Context) (postgresServer, error) {
 	began := time.Now()
-	clock, err := pg.ReadClock(ctx, s.config.Pool)
+	clock, err := pg.ReadClock(ctx, s.config.Catalog.Pool)
 	if err != nil {
 		return postgresServer{}, err
 	}
 	ping := time.Since(began)
-	rows, _ := s.config.Pool.Query(ctx, sql.SurveyServer) // its error comes with the row
+	rows, _ := s.config.Catalog.Pool.Query(ctx, sql.SurveyServer) // its error comes with the row
 	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[postgresServer])
 	found.Ping, found.Clock = ping, clock
 	return found, err

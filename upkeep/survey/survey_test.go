@@ -62,8 +62,8 @@ func start(t *testing.T, changes ...func(*running)) *running {
 	}
 	var err error
 	r.survey, err = survey.New(survey.Config{
-		Pool: r.Pool, Redis: r.Rdb, Catalog: r.Catalog, Logger: testkit.Logger(t), Registerer: r.registry,
-		Interval: 10 * time.Millisecond, Keys: r.Keys,
+		Catalog: r.Next(t, r.Rdb).Catalog, Logger: testkit.Logger(t), Registerer: r.registry,
+		Interval: 10 * time.Millisecond,
 		Shut: func(context.Context) (int, error) {
 			if n := r.shut.Load(); n >= 0 {
 				return int(n), nil

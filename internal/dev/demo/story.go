@@ -12,6 +12,8 @@ import (
 
 	"stampede/internal/dev/loadgen"
 	"stampede/internal/format"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/upkeep/audit"
 )
 
@@ -121,8 +123,10 @@ type Promise struct {
 
 // judge audits the sale after the crowd, adds the comparison, and prints the verdict.
 func (d *demo) judge(ctx context.Context, report loadgen.Report, comparison loadgen.Comparison) error {
+	store := reservation.NewStore(d.redis, d.keys, reservation.StoreOptions{})
+	defer store.Close()
 	audited, err := audit.Run(ctx, audit.Config{
-		Pool: d.pool, Redis: d.redis, Keys: d.keys, Wait: arrivalPatience, Sale: d.sale,
+		Catalog: catalog.New(d.pool, store), Wait: arrivalPatience, Sale: d.sale,
 	})
 	if err != nil {
 		return err

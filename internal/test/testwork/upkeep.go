@@ -25,7 +25,7 @@ import (
 
 func Audit(t testing.TB, s *testshop.Shop, sale uuid.UUID) audit.Report {
 	t.Helper()
-	report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
+	report, err := audit.Run(t.Context(), audit.Config{Catalog: s.Catalog, Sale: sale})
 	require.NoError(t, err)
 	return report
 }
@@ -58,7 +58,7 @@ func Text(t testing.TB, r audit.Report) string {
 func ReconcileConfig(t testing.TB, s *testshop.Shop) audit.ReconcileConfig {
 	t.Helper()
 	return audit.ReconcileConfig{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Rebuilder: Rebuilder(t, s),
+		Catalog: s.Catalog, Rebuilder: Rebuilder(t, s),
 		Pause: time.Millisecond, Logger: testkit.Logger(t),
 	}
 }
@@ -137,10 +137,7 @@ func RequireMended(t testing.TB, s *testshop.Shop, sale uuid.UUID, left string) 
 
 func Rebuilder(t testing.TB, s *testshop.Shop) *rebuild.Rebuilder {
 	t.Helper()
-	r, err := rebuild.New(rebuild.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store,
-		Logger: testkit.Logger(t),
-	})
+	r, err := rebuild.New(rebuild.Config{Catalog: s.Catalog, Logger: testkit.Logger(t)})
 	require.NoError(t, err)
 	return r
 }

@@ -96,7 +96,7 @@ func (p process) run(ctx context.Context, args []string) error {
 		return p.work(ctx, time.Millisecond)
 	case "archive": // a sale, into a folder
 		a, err := archive.New(ctx, archive.Config{
-			Pool: p.pool, Redis: p.control, Keys: p.keys, Store: p.store, Dir: args[2], Logger: slog.Default(),
+			Catalog: catalog.New(p.pool, p.store), Dir: args[2], Logger: slog.Default(),
 		})
 		if err != nil {
 			return err
@@ -122,7 +122,7 @@ func (p process) run(ctx context.Context, args []string) error {
 		_, err := archive.Restore(ctx, p.pool, args[1])
 		return err
 	}
-	r, err := rebuild.New(rebuild.Config{Pool: p.pool, Redis: p.control, Keys: p.keys, Store: p.store})
+	r, err := rebuild.New(rebuild.Config{Catalog: catalog.New(p.pool, p.store)})
 	if err != nil {
 		return err
 	}
@@ -144,8 +144,8 @@ func (p process) run(ctx context.Context, args []string) error {
 // work runs a worker. A sale leaves Redis so long after its end; never for 0.
 func (p process) work(ctx context.Context, retireAfter time.Duration) error {
 	worker, err := fulfillment.NewWorker(fulfillment.WorkerConfig{
-		Pool: p.pool, Blocking: p.blocking, Control: p.control, Keys: p.keys, Store: p.store,
-		Catalog: catalog.New(p.pool, p.store), Consumer: "worker",
+		Blocking: p.blocking,
+		Catalog:  catalog.New(p.pool, p.store), Consumer: "worker",
 		SweepInterval: 50 * time.Millisecond, GuardInterval: 50 * time.Millisecond, MinIdle: time.Second,
 		RetireAfter: retireAfter,
 		Logger:      slog.New(slog.NewTextHandler(os.Stderr, nil)),
@@ -158,7 +158,7 @@ func (p process) work(ctx context.Context, retireAfter time.Duration) error {
 
 func Config(t testing.TB, s *testshop.Shop) fulfillment.WorkerConfig {
 	return fulfillment.WorkerConfig{
-		Pool: s.Pool, Blocking: s.Blocking, Control: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog,
+		Blocking: s.Blocking, Catalog: s.Catalog,
 		Consumer: "worker", SweepInterval: 50 * time.Millisecond, TrimInterval: 50 * time.Millisecond,
 		Logger: testkit.Logger(t),
 	}

@@ -29,11 +29,11 @@ const (
 
 var errTwin = errors.New("another process uses this worker's name: give each worker its own STAMPEDE_CONSUMER")
 
-// sharing decides which partitions this worker reads: those in which it has the highest score of the workers that are
+// assignment decides which partitions this worker reads: those in which it has the highest score of the workers that are
 // present. Two readers of a partition are safe, because the consumer group gives each entry to one of them. A partition
 // without a reader would be a fault. So a worker that sees no other reads everything, and a worker that cannot look
 // keeps what it reads.
-type sharing struct {
+type assignment struct {
 	*Worker
 	presence stream.Presence
 	interval time.Duration
@@ -71,12 +71,12 @@ func (r *reader) hasDrained() bool {
 }
 
 // share reads this worker's share of the partitions until ctx is done, and then waits for the next readers.
-func (w *Worker) share(ctx context.Context) error {
+func (w *Worker) readAssigned(ctx context.Context) error {
 	interval := w.config.MinIdle / looksPerIdle
-	s := &sharing{
+	s := &assignment{
 		Worker: w, interval: interval,
 		presence: stream.Presence{
-			Control: w.config.Control, Group: reservation.Group, Consumer: w.config.Consumer,
+			Control: w.config.Catalog.Store.Redis, Group: reservation.Group, Consumer: w.config.Consumer,
 			SilentMax: looksMissed * interval,
 		},
 		others: make(map[int][]string), readers: make(map[int]*reader),
@@ -107,7 +107,7 @@ func (w *Worker) share(ctx context.Context) error {
 }
 
 // look announces this worker in all partitions, and finds the others.
-func (s *sharing) look(ctx context.Context) error {
+func (s *assignment) look(ctx context.Context) error {
 	var failed []error
 	twin := false
 	for partition, found := range s.presence.Announce(ctx, s.streams()) {
@@ -130,7 +130,7 @@ func (s *sharing) look(ctx context.Context) error {
 	return err
 }
 
-func (s *sharing) noteTwin(found bool) {
+func (s *assignment) noteTwin(found bool) {
 	if found {
 		if s.twins++; s.twins >= twinLooks {
 			s.twins = aloneLooks
@@ -147,7 +147,7 @@ func (s *sharing) noteTwin(found bool) {
 }
 
 // assign starts and drains readers.
-func (s *sharing) assign(ctx context.Context, readers *errgroup.Group) {
+func (s *assignment) assign(ctx context.Context, readers *errgroup.Group) {
 	changed, more := false, false
 	others := map[string]bool{} // that read
 	for partition, key := range s.streams() {
@@ -188,10 +188,10 @@ func (s *sharing) assign(ctx context.Context, readers *errgroup.Group) {
 }
 
 // start starts to read a partition.
-func (s *sharing) start(ctx context.Context, readers *errgroup.Group, partition int) *reader {
+func (s *assignment) start(ctx context.Context, readers *errgroup.Group, partition int) *reader {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &reader{cancel: cancel, drained: make(chan struct{})}
-	shown := s.metrics.Readers.WithLabelValues(s.config.Keys.Orders(partition))
+	shown := s.metrics.Readers.WithLabelValues(s.config.Catalog.Store.Keys.Orders(partition))
 	shown.Set(1)
 	readers.Go(func() error {
 		defer close(r.drained)
@@ -203,7 +203,7 @@ func (s *sharing) start(ctx context.Context, readers *errgroup.Group, partition 
 }
 
 // read returns the partitions that this worker reads, in order.
-func (s *sharing) read() (partitions []int) {
+func (s *assignment) read() (partitions []int) {
 	for partition, r := range s.readers {
 		if !r.draining {
 			partitions = append(partitions, partition)
@@ -215,7 +215,7 @@ func (s *sharing) read() (partitions []int) {
 
 // handOver ends the presence of this worker and returns when the next worker of each partition has
 // looked since, and so reads it. Until then this worker reads on, so no order waits.
-func (s *sharing) handOver(ctx context.Context) {
+func (s *assignment) handOver(ctx context.Context) {
 	streams := s.streams()
 	s.presence.Withdraw(ctx, streams)
 	withdrawn := time.Now()
@@ -231,13 +231,13 @@ func (s *sharing) handOver(ctx context.Context) {
 // isTakenOver reports whether the next worker of each partition that is read here has announced itself
 // within that time. A partition without another worker has no next one. It is also true if Redis
 // cannot be asked.
-func (s *sharing) isTakenOver(present []stream.Present, within time.Duration) bool {
+func (s *assignment) isTakenOver(present []stream.Present, within time.Duration) bool {
 	for _, partition := range s.read() {
 		found := present[partition]
 		if found.Err != nil || len(found.Others) == 0 {
 			continue
 		}
-		next := stream.First(s.config.Keys.Orders(partition), slices.Collect(maps.Keys(found.Others)))
+		next := stream.First(s.config.Catalog.Store.Keys.Orders(partition), slices.Collect(maps.Keys(found.Others)))
 		if found.Others[next] >= within {
 			return false
 		}
