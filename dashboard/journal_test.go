@@ -127,7 +127,8 @@ func TestJournalKnowsWhatIsRecorded(t *testing.T) {
 	require.Zero(t, j.version(), "charts have nothing new")
 }
 
-// A timeline has what the desk has seen, what its operators did or tried, and what others did to sales, in order, once.
+// A timeline has what the dashboard has seen, what its operators did or tried, and what others did to sales, in order,
+// once.
 func TestTimelineIsDownloaded(t *testing.T) {
 	t.Parallel()
 	d := openDesk(t)

@@ -326,7 +326,8 @@ func (w *Worker) fulfil(ctx context.Context, partition int) error {
 	if err != nil {
 		return fmt.Errorf("make the router: %w", err)
 	}
-	locker := lock.New(w.config.Catalog.Store.Redis,
+	// No promise rests on the locks of users: they save double work.
+	locker := lock.New(w.config.Catalog.Store.Redis, lock.MayVanish(),
 		lock.WithPrefix(w.config.Catalog.Store.Keys.Locker(partition)), lock.WithObserver(w.metrics.LockObserver()))
 	defer w.closeLocker(ctx, locker)
 	b := batch.New(batch.Config{

@@ -316,7 +316,7 @@ func TestWorkerMakesMonthsAhead(t *testing.T) {
 	testkit.Eventually(t, testshop.Soon, "the month is complete", func() bool { return s.Count(t, complete) == made })
 }
 
-// A month whose orders are in a DEFAULT partition gets no table: the desk and the alerts say so.
+// A month whose orders are in a DEFAULT partition gets no table: the dashboard and the alerts say so.
 func TestWorkerReportsMonthsInDefaultPartition(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -410,4 +411,68 @@ func TestNewestAbandonedCallIsReleased(t *testing.T) {
 	require.Equal(t, 1, b.depth(b.key("bob")))
 	c.answer(nil)
 	testkit.Eventually(t, startsWithin, "the release", func() bool { return b.depth(b.key("bob")) == 0 })
+}
+
+// logged is how many bytes the server has written to its append-only file.
+func logged(t *testing.T, rdb redis.UniversalClient) (bytes int64) {
+	t.Helper()
+	stats, err := rdb.(*redis.Client).InfoMap(t.Context(), "persistence").Result()
+	require.NoError(t, err)
+	bytes, err = strconv.ParseInt(stats["Persistence"]["aof_current_size"], 10, 64)
+	require.NoError(t, err)
+	return bytes
+}
+
+// Locks that may vanish exclude as others do, are renewed and released, and reach no disk. A key that ends there has a DEL
+// in the file, which changes nothing when it is read.
+func TestMayVanishWritesNothingToDisk(t *testing.T) {
+	server, b := ownServer(t)
+	ctx, names := t.Context(), b.names(100)
+	use := func(l *lock.Locker) int64 {
+		t.Helper()
+		before := logged(t, b.rdb)
+		lease, _, err := l.TryEach(ctx, names)
+		require.NoError(t, err)
+		_, busy, err := l.TryEach(ctx, names)
+		require.NoError(t, err)
+		require.Equal(t, names, busy)
+		left := b.rdb.PTTL(ctx, names[0]).Val()
+		testkit.Eventually(t, 30*time.Second, "the lease is renewed", func() bool {
+			before := left
+			left = b.rdb.PTTL(ctx, names[0]).Val()
+			return left > before
+		})
+		require.NoError(t, lease.Release(ctx))
+		require.Zero(t, b.rdb.Exists(ctx, names...).Val())
+		return logged(t, b.rdb) - before
+	}
+	vanishing := newLocker(t, b.rdb, lock.MayVanish(), lock.WithLease(300*time.Millisecond))
+	require.Zero(t, use(vanishing))
+	require.Positive(t, use(newLocker(t, b.rdb, lock.WithLease(300*time.Millisecond))), "the size of the file shows locks")
+
+	_, _, err := vanishing.TryEach(ctx, names, lock.For(50*time.Millisecond))
+	require.NoError(t, err)
+	testkit.Eventually(t, 30*time.Second, "the locks end", func() bool { return b.rdb.Exists(ctx, names...).Val() == 0 })
+	held, _, err := vanishing.TryEach(ctx, names)
+	require.NoError(t, err)
+	require.NoError(t, held.Err())
+	server.Kill()
+	require.NoError(t, server.Restart(ctx))
+	require.Zero(t, b.rdb.Exists(ctx, names...).Val())
+	testkit.Eventually(t, 30*time.Second, "the holder learns of the loss", func() bool { return errors.Is(held.Err(), lock.ErrLost) })
+}
+
+// A release wakes nobody: who waits asks again.
+func TestMayVanishIsWaitedForByPoll(t *testing.T) {
+	b := setup(t)
+	vanishing := newLocker(t, b.rdb, lock.MayVanish(), lock.WithPoll(20*time.Millisecond))
+	held, err := vanishing.Acquire(t.Context(), b.key("ann"))
+	require.NoError(t, err)
+	got := make(chan error, 1)
+	go func() {
+		lease, err := newLocker(t, b.rdb, lock.MayVanish(), lock.WithPoll(20*time.Millisecond)).Acquire(t.Context(), b.key("ann"))
+		got <- errors.Join(err, lease.Release(t.Context()))
+	}()
+	require.NoError(t, held.Release(t.Context()))
+	require.NoError(t, <-got)
 }

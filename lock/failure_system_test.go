@@ -4,6 +4,7 @@ package lock_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -244,6 +245,40 @@ func TestLockSurvivesFailover(t *testing.T) {
 			require.NoError(t, held.Release(ctx))
 			lease := <-got
 			require.NoError(t, lease.Release(ctx))
+		})
+	}
+}
+
+// A lock that may vanish is not on the replica, so it is free when the master is lost, and its holder learns of it.
+func TestVanishingLockIsFreeAfterFailover(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(*testing.T) failover{"sentinel": onSentinel, "cluster": onCluster} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := t.Context()
+			f := start(t)
+			const key, mark = "{vanishing}:ann", "{vanishing}:mark"
+			rdb := f.client(t)
+			catchUp := func(mark string) {
+				t.Helper()
+				require.NoError(t, rdb.Set(ctx, mark, "", 0).Err())
+				testkit.Eventually(t, 30*time.Second, "the replica is up to date", func() bool { return f.copied(t, mark) })
+			}
+			catchUp(mark) // a replica that is new gets all that there is
+			holder := newLocker(t, f.client(t), lock.MayVanish(), lock.WithLease(5*time.Second))
+			held, err := holder.Acquire(ctx, key)
+			require.NoError(t, err)
+			catchUp(mark + " later")
+			require.False(t, f.copied(t, key))
+			f.master(t, key).Kill()
+			testkit.Eventually(t, 60*time.Second, "another one has the lock on the promoted server", func() bool {
+				next, err := newLocker(t, rdb, lock.MayVanish()).TryAcquire(ctx, key)
+				if err != nil {
+					return false
+				}
+				return next.Release(ctx) == nil
+			})
+			testkit.Eventually(t, 30*time.Second, "its holder learns of it", func() bool { return errors.Is(held.Err(), lock.ErrLost) })
 		})
 	}
 }

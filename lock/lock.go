@@ -171,7 +171,7 @@ func New(rdb redis.UniversalClient, opts ...Option) *Locker {
 	for _, opt := range opts {
 		opt(&l.settings)
 	}
-	l.scripts = scripts{rdb: rdb, prefix: l.prefix}
+	l.scripts = scripts{rdb: rdb, prefix: l.prefix, vanishing: l.vanishing}
 	switch rdb.(type) {
 	case *redis.Client:
 	case *redis.ClusterClient:
@@ -291,6 +291,8 @@ type settings struct {
 	poll     time.Duration
 	prefix   string
 	observer Observer
+	// vanishing: see MayVanish.
+	vanishing bool
 	// listenIdle is how long the connection for release messages stays open without a waiter. No
 	// Option sets it.
 	listenIdle time.Duration
@@ -324,6 +326,12 @@ func WithPoll(poll time.Duration) Option { return func(s *settings) { s.poll = p
 // must use the same prefix, or their tokens do not compare. In a Redis Cluster the names also carry
 // the hash tag of the locks, unless the prefix has it.
 func WithPrefix(prefix string) Option { return func(s *settings) { s.prefix = prefix } }
+
+// MayVanish makes locks cheaper that only save double work: Redis writes them neither to its append-only file nor to its
+// replicas (a snapshot has them), and a release wakes nobody. After a restart or a failover of Redis they are gone while
+// their holders work, which learn of it when a lock is renewed or released. Who waits for one asks again after WithPoll. All who lock the same
+// keys should agree on it.
+func MayVanish() Option { return func(s *settings) { s.vanishing = true } }
 
 // WithObserver reports what the Locker does.
 func WithObserver(o Observer) Option { return func(s *settings) { s.observer = o } }

@@ -48,6 +48,7 @@ type scripts struct {
 	rdb       redis.UniversalClient
 	clustered bool
 	prefix    string
+	vanishing bool // MayVanish
 }
 
 // acquireReply is the answer to an acquire.
@@ -79,13 +80,15 @@ func (s scripts) sendAcquire(
 	}, keys...)
 	receipt, numsub := receiptMS, "none"
 	switch {
+	case waits && s.vanishing:
+		receipt = noReceipt
 	case waits && s.clustered:
 		receipt, numsub = noReceipt, "shardnumsub"
 	case waits:
 		receipt, numsub = noReceipt, "numsub"
 	}
 	reply, err := lua.LockAcquire.Run(ctx, s.rdb, names, decimal(g.acquireCall.serial), receipt, g.owner,
-		decimal(uint64(lease.Milliseconds())), mode, numsub).Slice()
+		decimal(uint64(lease.Milliseconds())), mode, numsub, s.kept()).Slice()
 	if err != nil {
 		return acquireReply{}, err
 	}
@@ -115,8 +118,8 @@ func (s scripts) sendAcquire(
 
 // sendRenew reports for each hold whether it was renewed; otherwise it was lost.
 func (s scripts) sendRenew(ctx context.Context, holds []*hold, lease time.Duration) ([]bool, error) {
-	args := make([]any, 0, 1+len(holds))
-	args = append(args, lease.Milliseconds())
+	args := make([]any, 0, 2+len(holds))
+	args = append(args, lease.Milliseconds(), s.kept())
 	for _, h := range holds {
 		args = append(args, h.owner)
 	}
@@ -136,8 +139,11 @@ const lostLock = -1
 // unknown, or lostLock.
 func (s scripts) sendRelease(ctx context.Context, c scriptCall, owner string, keys []string) ([]int, error) {
 	names := append([]string{s.inSlotWith(keys[0], string(c.receipt))}, keys...)
-	notified := make([]int, len(keys))
-	err := parseAnswers(lua.LockRelease.Run(ctx, s.rdb, names, decimal(c.serial), receiptMS, owner, s.publish()),
+	publish, notified := s.publish(), make([]int, len(keys))
+	if s.vanishing {
+		publish = "none"
+	}
+	err := parseAnswers(lua.LockRelease.Run(ctx, s.rdb, names, decimal(c.serial), receiptMS, owner, publish, s.kept()),
 		len(keys), func(i int, answer string) bool {
 			word, digits, _ := strings.Cut(answer, " ")
 			notified[i], _ = strconv.Atoi(digits)
@@ -166,6 +172,14 @@ func (s scripts) publish() string {
 		return "spublish"
 	}
 	return "publish"
+}
+
+// kept says whether Redis writes locks to its append-only file and to its replicas.
+func (s scripts) kept() string {
+	if s.vanishing {
+		return "vanishing"
+	}
+	return "kept"
 }
 
 func decimal(n uint64) string { return strconv.FormatUint(n, 10) }

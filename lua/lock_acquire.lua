@@ -24,6 +24,7 @@
 --   5  mode        each: every lock that is free; all: every lock, or none of them
 --   6  listeners   numsub, or shardnumsub in a cluster, to count the connections that listen for the
 --                  release of a busy lock; or none
+--   7  kept        kept, or vanishing for locks that neither the append-only file nor a replica gets
 -- Answers
 --   {token, wait_ms, listeners, answer, answer, ...}, one answer for each lock, in the order given
 --   token is the fencing token of all held locks, a decimal string, or 0 if none is held. It is larger
@@ -39,8 +40,8 @@
 -- convert them.
 local fence_ms = '86400000'
 
-if #KEYS < 3 or #ARGV ~= 6 then
-  return redis.error_reply('ERR lock_acquire takes a receipt, a fence, locks and six arguments')
+if #KEYS < 3 or #ARGV ~= 7 then
+  return redis.error_reply('ERR lock_acquire takes a receipt, a fence, locks and seven arguments')
 end
 if not string.find(ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. ARGV[4], '^[1-9]%d* %d+ [1-9]%d*$') then
   return redis.error_reply('ERR the serial and the lease must be whole numbers above 0, receipt_ms 0 or more')
@@ -48,6 +49,11 @@ end
 local each = ARGV[5] == 'each'
 if not each and ARGV[5] ~= 'all' then
   return redis.error_reply('ERR the mode must be each or all')
+end
+if ARGV[7] == 'vanishing' then
+  redis.set_repl(redis.REPL_NONE)
+elseif ARGV[7] ~= 'kept' then
+  return redis.error_reply('ERR argument 7 must be kept or vanishing')
 end
 
 local owner, lease_ms = ARGV[3], ARGV[4]

@@ -16,21 +16,27 @@
 --   1  serial      of this call, larger than any earlier one that used this receipt
 --   2  receipt_ms  how long a repeat of this call is recognized
 --   3  owner       who took the locks
---   4  publish     publish, or spublish in a cluster, where Redisson listens to sharded channels
+--   4  publish     publish, or spublish in a cluster, where Redisson listens to sharded channels; or none
+--   5  kept        as the locks were taken: kept or vanishing
 -- Answers
 --   {answer, answer, ...}, one for each lock, in the order given
 --   released  the owner held the lock, which is now free
 --   notified <n>  released, and n connections received the message; a repeat answers released
 --   lost      the owner did not hold the lock: its lease had ended, or it was forced
 
-if #KEYS < 2 or #ARGV ~= 4 then
-  return redis.error_reply('ERR lock_release takes a receipt, locks and four arguments')
+if #KEYS < 2 or #ARGV ~= 5 then
+  return redis.error_reply('ERR lock_release takes a receipt, locks and five arguments')
 end
 if not string.find(ARGV[1] .. ' ' .. ARGV[2], '^[1-9]%d* [1-9]%d*$') then
   return redis.error_reply('ERR arguments 1 and 2 must be whole numbers above 0')
 end
-if ARGV[4] ~= 'publish' and ARGV[4] ~= 'spublish' then
-  return redis.error_reply('ERR argument 4 must be publish or spublish')
+if ARGV[4] ~= 'publish' and ARGV[4] ~= 'spublish' and ARGV[4] ~= 'none' then
+  return redis.error_reply('ERR argument 4 must be publish, spublish or none')
+end
+if ARGV[5] == 'vanishing' then
+  redis.set_repl(redis.REPL_NONE)
+elseif ARGV[5] ~= 'kept' then
+  return redis.error_reply('ERR argument 5 must be kept or vanishing')
 end
 
 -- A repeated or late call finds its locks gone. Only then is the receipt read.
@@ -38,9 +44,12 @@ local answers, letters, lost = {}, {}, false
 for i = 2, #KEYS do
   -- pcall: a key overwritten with another type is a lost lock. The rest is released.
   if redis.pcall('HDEL', KEYS[i], ARGV[3]) == 1 then
-    local name = string.find(KEYS[i], '{', 1, true) and KEYS[i] or '{' .. KEYS[i] .. '}'
-    local receivers = redis.call(ARGV[4], 'redisson_lock__channel:' .. name, '0')
-    answers[i - 1], letters[i - 1] = receivers > 0 and 'notified ' .. receivers or 'released', 'r'
+    answers[i - 1], letters[i - 1] = 'released', 'r'
+    if ARGV[4] ~= 'none' then
+      local name = string.find(KEYS[i], '{', 1, true) and KEYS[i] or '{' .. KEYS[i] .. '}'
+      local receivers = redis.call(ARGV[4], 'redisson_lock__channel:' .. name, '0')
+      if receivers > 0 then answers[i - 1] = 'notified ' .. receivers end
+    end
   else
     answers[i - 1], letters[i - 1], lost = 'lost', 'l', true
   end

@@ -43,7 +43,7 @@ func (b *lockBench) acquire(
 ) (token, wait int64, answers []string) {
 	b.t.Helper()
 	reply, err := lua.LockAcquire.Run(b.t.Context(), b.rdb, append(b.keys(receipt, "fence"), b.keys(names...)...),
-		serial, 60_000, owner, lease.Milliseconds(), mode, "none").Slice()
+		serial, 60_000, owner, lease.Milliseconds(), mode, "none", "kept").Slice()
 	require.NoError(b.t, err)
 	for _, word := range reply[3:] {
 		answers = append(answers, word.(string))
@@ -57,7 +57,7 @@ func (b *lockBench) acquire(
 func (b *lockBench) release(receipt string, serial int, owner string, names ...string) []string {
 	b.t.Helper()
 	answers, err := lua.LockRelease.Run(b.t.Context(), b.rdb, append(b.keys(receipt), b.keys(names...)...),
-		serial, 60_000, owner, "publish").StringSlice()
+		serial, 60_000, owner, "publish", "kept").StringSlice()
 	require.NoError(b.t, err)
 	b.answers = append(b.answers, answers...)
 	return answers
@@ -130,7 +130,7 @@ func TestLockAcquireSetsOwnerAndLeaseOfEveryLock(t *testing.T) {
 
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("odd"), "no lock", 0).Err())
 	err := lua.LockAcquire.Run(t.Context(), b.rdb, append(b.keys("r3", "fence"), b.keys("hal", "odd")...), 9, 60_000,
-		"third", 60_000, "each", "none").Err()
+		"third", 60_000, "each", "none", "kept").Err()
 	require.ErrorContains(t, err, "WRONGTYPE")
 	require.Empty(t, b.owners("hal"), "a key of another type rejects the whole call")
 }
@@ -158,14 +158,14 @@ func TestAbandonedLockCallsAreRejected(t *testing.T) {
 	b := newLockBench(t)
 	require.Equal(t, []string{"lost"}, b.release("r1", 2, "first", "ann"), "nothing was taken yet")
 	err := lua.LockAcquire.Run(t.Context(), b.rdb, b.keys("r1", "fence", "ann"), 1, 60_000, "first", 60_000, "all",
-		"none").Err()
+		"none", "kept").Err()
 	require.ErrorContains(t, err, "ERR stale")
 	require.Empty(t, b.owners("ann"))
 
 	require.Equal(t, []string{"lost"}, b.release("r1", 4, "second", "ann"))
 	_, _, answers := b.acquire("r2", 5, "third", time.Minute, "all", "ann")
 	require.Equal(t, []string{"held"}, answers)
-	err = lua.LockRelease.Run(t.Context(), b.rdb, b.keys("r1", "ann"), 3, 60_000, "first", "publish").Err()
+	err = lua.LockRelease.Run(t.Context(), b.rdb, b.keys("r1", "ann"), 3, 60_000, "first", "publish", "kept").Err()
 	require.ErrorContains(t, err, "ERR stale", "a late release")
 	require.Len(t, b.owners("ann"), 1)
 }
@@ -238,7 +238,7 @@ func TestLockRenewGivesEveryAnswer(t *testing.T) {
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("dan"), "not a lock", 0).Err())
 	b.answers = nil
 	answers, err := lua.LockRenew.Run(t.Context(), b.rdb, b.keys("ann", "bob", "bob", "cid", "dan"),
-		120_000, "first", "second", "first", "first", "first").StringSlice()
+		120_000, "kept", "first", "second", "first", "first", "first").StringSlice()
 	require.NoError(t, err)
 	require.Equal(t, []string{"renewed", "renewed", "lost", "lost", "lost"}, answers)
 	b.answers = answers
@@ -299,12 +299,12 @@ func TestLockReleasePublishesOnRedissonsChannel(t *testing.T) {
 		t.Cleanup(func() { b.rdb.Del(t.Context(), key) })
 		take := func(serial int) {
 			require.NoError(t, lua.LockAcquire.Run(t.Context(), b.rdb, []string{b.key("r"), b.key("fence"), key},
-				serial, 60_000, fmt.Sprint("owner", serial), 60_000, "all", "none").Err())
+				serial, 60_000, fmt.Sprint("owner", serial), 60_000, "all", "none", "kept").Err())
 		}
 		messages := listener.Channel()
 		take(1)
 		require.NoError(t, lua.LockRelease.Run(t.Context(), b.rdb, []string{b.key("r"), key}, 2, 60_000, "owner1",
-			"publish").Err())
+			"publish", "kept").Err())
 		require.Equal(t, "0", (<-messages).Payload)
 		take(3)
 		require.NoError(t, lua.LockForce.Run(t.Context(), b.rdb, []string{b.key("r"), key}, 4, 60_000, "publish").Err())
@@ -325,52 +325,57 @@ func TestLockScriptsRejectInvalidInputWithoutWriting(t *testing.T) {
 		names  []string
 		args   []any
 	}{
-		"acquire without a lock": {lua.LockAcquire, []string{"r", "fence"}, []any{2, 1000, "first", 1000, "all", "none"}},
-		"acquire without a mode": {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "none"}},
+		"acquire without a lock": {lua.LockAcquire, []string{"r", "fence"}, []any{2, 1000, "first", 1000, "all", "none", "kept"}},
+		"acquire without a mode": {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "none", "kept"}},
 		"acquire in another mode": {
 			lua.LockAcquire,
 			[]string{"r", "fence", "bob"},
-			[]any{2, 1000, "first", 1000, "some", "none"},
+			[]any{2, 1000, "first", 1000, "some", "none", "kept"},
 		},
 		"acquire for no time": {
 			lua.LockAcquire,
 			[]string{"r", "fence", "bob"},
-			[]any{2, 1000, "first", 0, "all", "none"},
+			[]any{2, 1000, "first", 0, "all", "none", "kept"},
 		},
 		"acquire for a fraction": {
 			lua.LockAcquire,
 			[]string{"r", "fence", "bob"},
-			[]any{2, 1000, "first", "1.5", "all", "none"},
+			[]any{2, 1000, "first", "1.5", "all", "none", "kept"},
 		},
 		"acquire without a serial": {
 			lua.LockAcquire,
 			[]string{"r", "fence", "bob"},
-			[]any{"nan", 1000, "first", 1000, "all", "none"},
+			[]any{"nan", 1000, "first", 1000, "all", "none", "kept"},
 		},
 		"acquire with a bad receipt": {
 			lua.LockAcquire,
 			[]string{"hash", "fence", "bob"},
-			[]any{2, 1000, "first", 1000, "all", "none"},
+			[]any{2, 1000, "first", 1000, "all", "none", "kept"},
 		},
 		"acquire with a bad fence": {
 			lua.LockAcquire,
 			[]string{"r", "hash", "bob"},
-			[]any{2, 1000, "first", 1000, "all", "none"},
+			[]any{2, 1000, "first", 1000, "all", "none", "kept"},
 		},
 		"acquire a key of another type": {
 			lua.LockAcquire,
 			[]string{"r", "fence", "bob", "string"},
-			[]any{2, 1000, "first", 1000, "each", "none"},
+			[]any{2, 1000, "first", 1000, "each", "none", "kept"},
 		},
-		"release without a lock":     {lua.LockRelease, []string{"r"}, []any{2, 1000, "first", "publish"}},
+		"release without a lock":     {lua.LockRelease, []string{"r"}, []any{2, 1000, "first", "publish", "kept"}},
 		"release without an owner":   {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000}},
-		"release with a bad serial":  {lua.LockRelease, []string{"r", "ann"}, []any{"-1", 1000, "first", "publish"}},
-		"release by another command": {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000, "first", "del"}},
+		"release with a bad serial":  {lua.LockRelease, []string{"r", "ann"}, []any{"-1", 1000, "first", "publish", "kept"}},
+		"release by another command": {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000, "first", "del", "kept"}},
 		"force by another command":   {lua.LockForce, []string{"r", "ann"}, []any{2, 1000, "del"}},
 		"force without a serial":     {lua.LockForce, []string{"r", "ann"}, []any{"x", 1000, "publish"}},
-		"renew without a lock":       {lua.LockRenew, nil, []any{1000}},
-		"renew without an owner":     {lua.LockRenew, []string{"ann"}, []any{1000}},
-		"renew for no time":          {lua.LockRenew, []string{"ann"}, []any{"0x10", "first"}},
+		"renew without a lock":       {lua.LockRenew, nil, []any{1000, "kept"}},
+		"renew without an owner":     {lua.LockRenew, []string{"ann"}, []any{1000, "kept"}},
+		"renew for no time":          {lua.LockRenew, []string{"ann"}, []any{"0x10", "kept", "first"}},
+		"renew neither way":          {lua.LockRenew, []string{"ann"}, []any{90_000, "first", "first"}},
+		"release neither way":        {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000, "first", "publish", "first"}},
+		"acquire neither way": {
+			lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "each", "none", "first"},
+		},
 	} {
 		err := call.script.Run(t.Context(), b.rdb, b.keys(call.names...), call.args...).Err()
 		require.Error(t, err, name)
