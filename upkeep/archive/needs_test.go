@@ -202,6 +202,9 @@ func BenchmarkArchiveOfAMillionOrders(b *testing.B) {
 		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
 			SELECT id, 3, 'OrderPaid', sale_id, user_id, quantity, updated_at, jsonb_build_object('reference', payment_reference)
 			FROM orders WHERE sale_id = $1`,
+		`INSERT INTO payment_events (reference, version, type, order_id, sale_id)
+			SELECT id || ':' || payment_reference, v, (ARRAY['PaymentReceived', 'PaymentSettled'])[v], id, sale_id
+			FROM orders CROSS JOIN generate_series(1, 2) AS v WHERE sale_id = $1`,
 		`UPDATE sales SET sold = stock, state = 'ended', retired_at = now(), published_revision = revision,
 			last_sequence = 1000000 WHERE id = $1`,
 	} {
