@@ -436,6 +436,7 @@ var readsMany = map[string]string{
 	"audit/ended":             "joins audit_sales",
 	"audit/entrants":          "joins audit_sales",
 	"audit/figures":           "joins audit_sales",
+	"audit/file":              "reads a file",
 	"audit/find":              "wraps another query",
 	"audit/item_figures":      "joins audit_sales",
 	"audit/money":             "joins audit_sales",
@@ -454,6 +455,7 @@ var readsMany = map[string]string{
 	"draws/waiting_places":    "joins draws",
 	"relay/position_of_time":  "an operator's, which says so",
 	"archive/insert_events":   "only inserts",
+	"archive/scratch":         "reads a file",
 }
 
 // Every query for orders has a plan here, or a reason to have none.

@@ -52,7 +52,6 @@ func NameOf(statement string) string {
 
 // The queries. A variable is named after its folder and its file.
 var (
-	ArchiveAudit            = query("archive/audit")
 	ArchiveBlockers         = query("archive/blockers")
 	ArchiveColumns          = query("archive/columns")
 	ArchiveDeleteRest       = query("archive/delete_rest")
@@ -63,6 +62,7 @@ var (
 	ArchiveEvents           = query("archive/events")
 	ArchiveFigures          = query("archive/figures")
 	ArchiveForgetPayments   = query("archive/forget_payments")
+	ArchiveHeaderRows       = query("archive/header_rows")
 	ArchiveInsertDraw       = query("archive/insert_draw")
 	ArchiveInsertEvents     = query("archive/insert_events")
 	ArchiveInsertItems      = query("archive/insert_items")
@@ -78,6 +78,7 @@ var (
 	ArchiveRememberPayments = query("archive/remember_payments")
 	ArchiveSale             = query("archive/sale")
 	ArchiveSaleEvents       = query("archive/sale_events")
+	ArchiveScratch          = query("archive/scratch")
 	ArchiveTable            = query("archive/table")
 	AuditArchivedSales      = query("audit/archived_sales")
 	AuditBuyers             = query("audit/buyers")
@@ -93,7 +94,9 @@ var (
 	AuditEnded              = query("audit/ended")
 	AuditEntrants           = query("audit/entrants")
 	AuditFigures            = query("audit/figures")
+	AuditFile               = query("audit/file")
 	AuditFind               = query("audit/find")
+	AuditInUse              = query("audit/in_use")
 	AuditItemFigures        = query("audit/item_figures")
 	AuditLatest             = query("audit/latest")
 	AuditMoney              = query("audit/money")

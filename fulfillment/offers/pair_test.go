@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/google/uuid"
@@ -269,6 +270,19 @@ func archived(t *testing.T, s *testshop.Shop, goods, entries uuid.UUID) (files [
 	return files
 }
 
+// brokenIn returns the promises that are broken in files.
+func brokenIn(t *testing.T, s *testshop.Shop, files []string) (promises []string) {
+	t.Helper()
+	for _, file := range files {
+		report, err := archive.Audit(t.Context(), s.Pool, file)
+		require.NoError(t, err)
+		for _, f := range report.Findings {
+			promises = append(promises, f.Promise)
+		}
+	}
+	return slices.Compact(promises)
+}
+
 // inOtherDatabase takes files into another database, where no promise is broken.
 func inOtherDatabase(t *testing.T, files []string, check func(t *testing.T, other *testshop.Shop)) {
 	t.Helper()
@@ -306,6 +320,7 @@ func TestArchivedDrawComesBack(t *testing.T) {
 	had := testshop.Rows(t, s.Pool, turns)
 	require.Len(t, had, 5)
 	files := archived(t, s, d.goods, d.entries)
+	require.Empty(t, brokenIn(t, s, files))
 	before := bundle(s) // it stays in Postgres, too
 	inOtherDatabase(t, files, func(t *testing.T, other *testshop.Shop) {
 		require.Equal(t, before, bundle(other))
@@ -317,7 +332,17 @@ func TestArchivedDrawComesBack(t *testing.T) {
 	require.Equal(t, had, testshop.Rows(t, s.Pool, turns), "they were there")
 }
 
-// So is a waiting list.
+func TestArchiveAuditChecksDraw(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	d := newDraw(t, s, 12, 3, 2)
+	d.rank(t)
+	require.NoError(t, s.Exec(t, `WITH list AS (UPDATE draw_chunks SET hash = sha256(hash))
+		UPDATE draws SET skipped = 1, frozen_at = frozen_at - interval '1 s', seed = sha256(seed)`))
+	require.Equal(t, []string{"D1", "D3", "D4", "D5"}, brokenIn(t, s, archived(t, s, d.goods, d.entries)))
+}
+
+// An archived waiting list comes back, too.
 func TestArchivedWaitingListComesBack(t *testing.T) {
 	forms(t, func(t *testing.T, s *testshop.Shop, newList func(holders ...string) *list) {
 		l := newList("h1", "h2")
@@ -330,6 +355,7 @@ func TestArchivedWaitingListComesBack(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, draw.Offered, was.Outcome)
 		files := archived(t, s, l.sale.ID, l.sale.EntriesID)
+		require.Empty(t, brokenIn(t, s, files))
 		inOtherDatabase(t, files, func(t *testing.T, other *testshop.Shop) {
 			w, err := draws.New(other.Pool).Waiter(t.Context(), l.sale.ID, "ann")
 			require.NoError(t, err)

@@ -34,6 +34,7 @@ import (
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
+	"stampede/upkeep/audit"
 	"stampede/upkeep/projection"
 )
 
@@ -405,9 +406,6 @@ func (a *Archiver) delete(ctx context.Context, id uuid.UUID, s state) error {
 	return nil
 }
 
-// findingsMax bounds the findings of a report. The others are counted.
-const findingsMax = 100
-
 // Report is the audit of one file.
 type Report struct {
 	Path string    `json:"path"`
@@ -417,7 +415,7 @@ type Report struct {
 	WrittenAt time.Time `json:"written_at"`
 	Stock     int64     `json:"stock"`
 	Sold      int64     `json:"sold"`
-	Findings  []Finding `json:"findings"`
+	Findings  []Finding `json:"findings"` // the first ones of each check
 	Found     int64     `json:"found"`
 }
 
@@ -428,51 +426,52 @@ type Finding struct {
 	What    string     `json:"what"`
 }
 
-// Audit checks a file: that it is whole, and what it says of S1 to S5 and S8. Postgres compares in temporary tables and
-// is not changed. The error is ErrDamagedFile, or one of the file or of Postgres.
+// Audit checks a file: that it is whole, and what package audit checks of its sale without Redis. Postgres compares in
+// temporary tables and is not changed. The error is ErrDamagedFile, or one of the file or of Postgres.
 func Audit(ctx context.Context, pool *pgxpool.Pool, path string) (Report, error) {
 	header, trailer, err := Verify(path)
 	if err != nil {
 		return Report{}, err
 	}
 	r := Report{Path: path, Sale: header.SaleID, Trailer: trailer, WrittenAt: header.WrittenAt, Findings: []Finding{}}
-	var row struct {
-		Name  string `json:"name"`
-		Stock int64  `json:"stock"`
-		Sold  int64  `json:"sold"`
+	found, err := r.check(ctx, pool, header)
+	for _, s := range found.Sales { // the one
+		r.Name, r.Stock, r.Sold = s.Name, s.Stock, s.Sold
 	}
-	if err := json.Unmarshal(header.Sale, &row); err != nil {
-		return r, fmt.Errorf("%s: %w: its sale: %w", path, ErrDamagedFile, err)
-	}
-	r.Name, r.Stock, r.Sold = row.Name, row.Stock, row.Sold
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if err := load(ctx, tx, path); err != nil {
-			return err
+	var unchecked []string
+	for _, p := range found.Promises {
+		unchecked, r.Found = append(unchecked, p.Unchecked...), r.Found+p.Found
+		for _, f := range p.Findings {
+			r.Findings = append(r.Findings, Finding{Promise: p.Name, Order: f.Order, What: f.String()})
 		}
-		return r.check(ctx, tx, header.Items)
-	})
+	}
+	if err == nil && r.Found == 0 && len(unchecked) > 0 {
+		err = errors.New("not checked: " + strings.Join(unchecked, "; "))
+	}
 	if err != nil {
-		return r, fmt.Errorf("audit %s: %w", path, err)
+		err = fmt.Errorf("audit %s: %w", path, err)
 	}
-	return r, nil
+	return r, err
 }
 
-func (r *Report) add(f Finding) {
-	if r.Found++; len(r.Findings) < findingsMax {
-		r.Findings = append(r.Findings, f)
+// check makes the one audit of what the file would bring back. Its tables go with its transaction.
+func (r *Report) check(ctx context.Context, pool *pgxpool.Pool, h Header) (found audit.Report, err error) {
+	tx, err := pool.Begin(ctx)
+	if err != nil {
+		return found, err
 	}
-}
-
-func (r *Report) check(ctx context.Context, tx pgx.Tx, items json.RawMessage) error {
-	query := strings.Replace(sql.ArchiveAudit, "{{replay}}", projection.Replayed("file_events"), 1)
-	rows, _ := tx.Query(ctx, query, r.Sale, r.Stock, r.Sold, items) // its error comes with the rows
-	var f Finding
-	_, err := pgx.ForEachRow(rows, []any{&f.Promise, &f.Order, &f.What}, func() error {
-		r.add(f)
-		f.Order = nil
-		return nil
-	})
-	return err
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	if err = load(ctx, tx, r.Path); err == nil {
+		_, err = tx.Exec(ctx, sql.ArchiveHeaderRows, h.Sale, cmp.Or(string(h.Items), "[]"), h.SaleEvents)
+	}
+	if err == nil {
+		scratch := strings.Replace(sql.ArchiveScratch, "{{replay}}", projection.Replayed("order_events"), 1)
+		err = pg.Run(ctx, tx.Conn(), scratch)
+	}
+	if err == nil {
+		found, err = audit.File(ctx, tx)
+	}
+	return found, err
 }
 
 // WriteText writes the report for operators.
@@ -485,12 +484,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	_, err := fmt.Fprintf(w, line, r.Path, r.Sale, format.Printable(r.Name), verdict,
 		format.Count(r.Orders), format.Count(r.Events), format.Count(r.Sold), format.Count(r.Stock))
 	for _, f := range r.Findings {
-		about := ""
-		if f.Order != nil {
-			about = "order " + f.Order.String() + ": "
-		}
 		if err == nil {
-			_, err = fmt.Fprintf(w, "      - %s %s%s\n", f.Promise, about, format.Printable(f.What))
+			_, err = fmt.Fprintf(w, "      - %s %s\n", f.Promise, f.What)
 		}
 	}
 	if more := r.Found - int64(len(r.Findings)); more > 0 && err == nil {

@@ -1,7 +1,12 @@
 package archive_test
 
 import (
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -202,6 +207,9 @@ func BenchmarkArchiveOfAMillionOrders(b *testing.B) {
 		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
 			SELECT id, 3, 'OrderPaid', sale_id, user_id, quantity, updated_at, jsonb_build_object('reference', payment_reference)
 			FROM orders WHERE sale_id = $1`,
+		`INSERT INTO payment_events (reference, version, type, order_id, sale_id)
+			SELECT id || ':' || payment_reference, v, (ARRAY['PaymentReceived', 'PaymentSettled'])[v], id, sale_id
+			FROM orders CROSS JOIN generate_series(1, 2) AS v WHERE sale_id = $1`,
 		`UPDATE sales SET sold = stock, state = 'ended', retired_at = now(), published_revision = revision,
 			last_sequence = 1000000 WHERE id = $1`,
 	} {
@@ -344,10 +352,113 @@ func TestArchiveAuditComparesItems(t *testing.T) {
 	require.NoError(t, err)
 	report, err := archive.Audit(t.Context(), s.Pool, done.Path)
 	require.NoError(t, err)
-	require.Equal(t, []archive.Finding{
-		{Promise: "S1", What: "3 units of the item m are sold of a stock of 1"},
-		{Promise: "S4", What: "sold of the item m is 1, and the live orders hold 3 units"},
-	}, report.Findings)
+	var found []string
+	for _, f := range report.Findings {
+		found = append(found, f.Promise+" "+f.What)
+	}
+	last := " (last event: SaleRetired at revision 4)"
+	require.Equal(t, []string{
+		"S1 sale " + sale.String() + ": 3 units of the item m are sold of a stock of 1" + last,
+		"S4 sale " + sale.String() + ": sold is 4, and that of all items together 2" + last,
+		"S4 sale " + sale.String() +
+			": sold of the item m is 1, the live orders hold 3 units, and the events come to 3" + last,
+		"S7 sale " + sale.String() + ": the sale has invalid terms: stock of all items is 4" + last,
+	}, found)
+}
+
+// forge writes a file again with another text, and a checksum and counts that fit it.
+func forge(t *testing.T, path string, change func(text string) string) string {
+	t.Helper()
+	packed, err := os.Open(path)
+	require.NoError(t, err)
+	defer packed.Close()
+	unpacked, err := gzip.NewReader(packed)
+	require.NoError(t, err)
+	whole, err := io.ReadAll(unpacked)
+	require.NoError(t, err)
+	const endOfEvents = "\n\\.\n"
+	end := strings.LastIndex(string(whole), endOfEvents) + len(endOfEvents)
+	text := change(string(whole[:end]))
+	require.NotEqual(t, string(whole[:end]), text)
+	var trailer archive.Trailer
+	require.NoError(t, json.Unmarshal(whole[end:], &trailer))
+	sections := strings.Split(text, endOfEvents)
+	trailer.Events = int64(strings.Count(sections[0], "\n")) // after the header
+	trailer.PaymentEvents = int64(strings.Count(sections[1], "\n") + 1)
+	trailer.SHA256 = fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
+	line, err := json.Marshal(trailer)
+	require.NoError(t, err)
+	file, err := os.Create(filepath.Join(t.TempDir(), "forged"))
+	require.NoError(t, err)
+	into := gzip.NewWriter(file)
+	_, err = fmt.Fprintf(into, "%s%s\n", text, line)
+	require.NoError(t, errors.Join(err, into.Close(), file.Close()))
+	return file.Name()
+}
+
+// Each lie of a file is found, also those that no table of Postgres would take. Postgres stays as it is.
+func TestArchiveAuditFindsEachLie(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	sale, _ := endedSale(t, s, 1)
+	done, err := archiveSale(t, s, t.TempDir(), sale)
+	require.NoError(t, err)
+	// What Postgres has is in no file, also if the session has prepared the statements of the audit for it.
+	require.NoError(t, s.Exec(t, `INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries)
+		VALUES ('orders', '1-1', '[]', 'damaged', 1)`))
+	require.Equal(t, "S3", testwork.Broken(testwork.Audit(t, s, uuid.Nil)))
+	before := s.Everything(t)
+	other := uuid.New().String()
+	edit := func(pattern, with string) func(string) string {
+		return func(text string) string { return regexp.MustCompile(pattern).ReplaceAllString(text, with) }
+	}
+	for name, lie := range map[string]struct {
+		change   func(string) string
+		promises string
+		what     string
+	}{
+		"sold": {edit(`"sold":\d+`, `"sold":1001`), "S1 S4", "1001 units are sold of a stock of 1000"},
+		"two live orders": {
+			edit("\tuser-1\t", "\tuser-2\t"), "S2", "user user-2: the user has 2 live orders in the sale",
+		},
+		"open sale": {edit(`"state":"ended"`, `"state":"open"`), "S3", "it is not over"},
+		"unpaid order": {
+			edit("\n[^\n]*\tOrderPaid\t[^\n]*\tuser-1\t[^\n]*", ""), "S3 S8", "awaits payment",
+		},
+		"last place": {edit(`"last_sequence":\d+`, `"last_sequence":7`), "S4", "the last place of a confirmed order is 7"},
+		"doubled line": {
+			edit("(\n[^\n]*\tOrderPaid\t[^\n]*\tuser-1\t[^\n]*)", "$1$1"), "S5", "the log of the order has 3 of the",
+		},
+		"missing line": {
+			edit("\n[^\n]*\tOrderConfirmed\t[^\n]*\tuser-1\t[^\n]*", ""), "S4 S5 S8", "the log of the order has 1 of the",
+		},
+		"other sale": {
+			edit("(\tOrder\\w+\t)[^\t]+(\tuser-1\t)", "${1}"+other+"$2"), "S4 S5 S8",
+			"the events of the order are in the wrong sale",
+		},
+		"log of the sale":            {edit(`"revision":2,`, `"revision":7,`), "S5", "its log ends with revision 7"},
+		"terms":                      {edit(`"per_order_limit":10`, `"per_order_limit":9000000`), "S7", "limit is 9000000"},
+		"no lie of an older version": {edit(`"(offers_only|items|partitions)":\w+,`, ""), "", ""},
+		"settled payment": {
+			edit("\n[^\n]*:pi[^\n\t]*user-1\t2\t[^\n]*", ""), "S3 S8", "the payment",
+		},
+		"refund": {
+			edit("\n[^\n]*\tPaymentRefunded\t[^\n]*", ""), "S3", "is due for refund",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			report, err := archive.Audit(t.Context(), s.Pool, forge(t, done.Path, lie.change))
+			require.NoError(t, err)
+			var promises, whats []string
+			for _, f := range report.Findings {
+				promises, whats = append(promises, f.Promise), append(whats, f.What)
+			}
+			text := strings.Join(whats, "\n")
+			require.Equal(t, lie.promises, strings.Join(slices.Compact(promises), " "), text)
+			require.Contains(t, text, lie.what)
+		})
+	}
+	require.Equal(t, before, s.Everything(t))
 }
 
 // requireRepeats checks that late reports of the payments of an archived sale are answered with what became of them,

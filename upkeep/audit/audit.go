@@ -3,7 +3,8 @@
 //
 // Run (audit.go) takes a look: at Postgres (checks.go, draws.go), at Redis (shards.go, redis.go,
 // checks.go), and at the streams and the ended orders (shards.go), and reports each promise
-// (report.go). Reconcile (reconcile.go) looks twice, and repairs what both looks found.
+// (report.go). Reconcile (reconcile.go) looks twice, and repairs what both looks found. File makes the checks
+// that need no Redis.
 package audit
 
 import (
@@ -21,6 +22,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/format"
+	"stampede/internal/pg"
 	"stampede/internal/progress"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -109,6 +111,8 @@ type look struct {
 	Config
 	conn   *pgx.Conn
 	report Report
+	// isFile is set for the sale of an archive.
+	isFile bool
 	// noted are the first findings that come from Redis alone.
 	noted []Finding
 
@@ -226,22 +230,42 @@ func (l *look) compare(ctx context.Context, verify func(context.Context, pgx.Tx)
 			func(tx pgx.Tx) error { return l.loadEnded(ctx, tx) })); err != nil {
 			return err
 		}
-		steps := "'" + strings.Join(order.PaymentSteps(), "', '") + "'"
-		for _, tables := range []string{sql.AuditBuyers, strings.ReplaceAll(sql.AuditPayments, "{{steps}}", steps)} {
-			if _, err := tx.Conn().PgConn().Exec(ctx, tables).ReadAll(); err != nil {
-				return fmt.Errorf("index the buyers and the payments: %w", err)
-			}
-		}
-		for _, figures := range []string{sql.AuditRebuilds, sql.AuditShardFigures, sql.AuditFigures, sql.AuditItemFigures} {
-			if _, err := tx.Exec(ctx, figures); err != nil {
-				return fmt.Errorf("count: %w", err)
-			}
-		}
-		if err := l.checkDraws(ctx, tx); err != nil {
-			return err
-		}
-		return verify(ctx, tx)
+		return l.verify(ctx, tx, verify)
 	})
+}
+
+// verify counts what the tables have, and calls check.
+func (l *look) verify(ctx context.Context, tx pgx.Tx, check func(context.Context, pgx.Tx) error) error {
+	steps := "'" + strings.Join(order.PaymentSteps(), "', '") + "'"
+	for _, tables := range []string{sql.AuditBuyers, strings.ReplaceAll(sql.AuditPayments, "{{steps}}", steps)} {
+		if _, err := tx.Conn().PgConn().Exec(ctx, tables).ReadAll(); err != nil {
+			return fmt.Errorf("index the buyers and the payments: %w", err)
+		}
+	}
+	for _, figures := range []string{sql.AuditRebuilds, sql.AuditShardFigures, sql.AuditFigures, sql.AuditItemFigures} {
+		if _, err := tx.Exec(ctx, figures); err != nil {
+			return fmt.Errorf("count: %w", err)
+		}
+	}
+	if err := l.checkDraws(ctx, tx); err != nil {
+		return err
+	}
+	return check(ctx, tx)
+}
+
+// File checks the promises for the sale of a file, whose rows tx sees in the place of those of Postgres. Whatever needs
+// Redis is left out. Nothing of the sale may be open.
+func File(ctx context.Context, tx pgx.Tx) (Report, error) {
+	l := newLook(Config{}, tx.Conn())
+	l.isFile = true
+	err := pg.Run(ctx, l.conn, sql.AuditTables+sql.AuditFile)
+	if err == nil {
+		err = l.verify(ctx, tx, l.check)
+	}
+	if err == nil {
+		err = l.report.run(ctx, tx, check{"S3", sql.AuditInUse, 0})
+	}
+	return l.report, err
 }
 
 func salesToAudit(ctx context.Context, c Config) ([]auditedSale, error) {

@@ -1,5 +1,5 @@
 -- The orders as their log has them: the one definition of what follows from it. differences.sql compares the rows with
--- it, for the audit and for a rebuild, replace.sql writes it, and archive/audit.sql checks the events of a file by it.
+-- it, for the audit and for a rebuild, replace.sql writes it, and archive/scratch.sql makes those of a file that is audited.
 -- The caller puts where the braces are: the table of the events, with a condition of their sales, and each history that
 -- an order can have, with the status to which it leads.
 --
