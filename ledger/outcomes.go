@@ -19,6 +19,7 @@ import (
 	"stampede/internal/telemetry"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 const (
@@ -74,7 +75,7 @@ func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 	}))
 	// The publisher is never closed, because that would close the client.
 	publisher, err3 := redisstream.NewPublisher(
-		redisstream.PublisherConfig{Client: c.Client, DefaultMaxlen: outcomesKept}, nil,
+		redisstream.PublisherConfig{Client: stream.Announcer{UniversalClient: c.Client}, DefaultMaxlen: outcomesKept}, nil,
 	)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, fmt.Errorf("outcomes: %w", err)

@@ -55,6 +55,7 @@ var (
 	Keep     = script("keep")
 	Reap     = script("reap")
 	Trim     = script("trim")
+	Announce = script("announce")
 	Clock    = script("clock")
 	SetAside = script("set_aside")
 )

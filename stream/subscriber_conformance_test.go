@@ -31,6 +31,7 @@ const (
 	CountedFor   = countedFor
 	FewEntries   = fewEntries
 	ReadInterval = readInterval
+	AckWait      = ackWait
 )
 
 const (

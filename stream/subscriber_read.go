@@ -169,6 +169,8 @@ func (readOnce) NoRetry() bool { return true }
 
 // readGroup reads up to count entries after the id from this consumer's pending ones, or new ones
 // if the id is ">". It waits for them up to block, or not at all. No entries are no error.
+//
+// Acks that wait are sent with a read of new entries, before it, so that Redis writes both to its disk at once.
 func (r *reader) readGroup(after string, count int, block time.Duration) ([]redis.XMessage, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), block+retry.CallTimeout)
 	defer cancel()
@@ -180,7 +182,11 @@ func (r *reader) readGroup(after string, count int, block time.Duration) ([]redi
 	cmd := readOnce{redis.NewXStreamSliceCmd(ctx, args...)}
 	cmd.SetFirstKeyPos(int8(len(args) - 2))
 
-	err := r.config.Client.Process(ctx, cmd)
+	send := r.config.Client.Process
+	if after == ">" {
+		send = r.withAcks
+	}
+	err := send(ctx, cmd)
 	switch {
 	case errors.Is(err, redis.Nil):
 		return nil, nil
@@ -190,6 +196,26 @@ func (r *reader) readGroup(after string, count int, block time.Duration) ([]redi
 		return nil, nil
 	}
 	return cmd.Val()[0].Messages, nil
+}
+
+// withAcks sends the acks that wait and then the command, in one write. Acks that fail wait again.
+func (r *reader) withAcks(ctx context.Context, cmd redis.Cmder) error {
+	taken := r.acks.take(ackPage)
+	if len(taken.ids) == 0 {
+		return r.config.Client.Process(ctx, cmd)
+	}
+	var acked *redis.IntCmd
+	_, _ = r.config.Client.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
+		acked = p.XAck(ctx, r.stream, r.config.Group, taken.ids...)
+		return p.Process(ctx, cmd)
+	})
+	if acked.Err() != nil {
+		r.acks.putBack(taken)
+	} else {
+		r.noteSent(taken.ids)
+		taken.tell(true)
+	}
+	return cmd.Err()
 }
 
 // countDeliveries reads how often entries were delivered that are not read for the first time.

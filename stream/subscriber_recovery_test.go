@@ -127,7 +127,7 @@ func TestSubscriberDeliversEntriesOfLostReply(t *testing.T) {
 	reply := &lostReply{lost: make(chan struct{})}
 	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) {
 		c.MinIdle = time.Hour // so that claims do not find them
-		c.Client.(*redis.Client).AddHook(testkit.Hook(reply.process))
+		c.Client.(*redis.Client).AddHook(testkit.HookAll{Hook: reply.process})
 	}))
 	uuids := b.publish(5)
 	<-reply.lost
@@ -148,11 +148,18 @@ func TestAcksAreRetriedUntilSent(t *testing.T) {
 	// The observer has its own client, whose commands are not broken.
 	observer := newStreamBenchAt(t, b.url, b.stream)
 	ackHook := &brokenCommand{name: "xack", failures: 4}
-	b.rdb.AddHook(testkit.Hook(ackHook.process))
-	messages := b.subscribe(b.subscriber("worker-1"))
+	messages := b.subscribe(b.subscriber("worker-1", hooked(ackHook.process)))
 	receiveUUIDs(t, messages, 1)
 	observer.awaitNonePending()
 	require.Zero(t, ackHook.left())
+}
+
+// hooked adds a hook to both clients of a subscriber: acks are sent alone, or with a read.
+func hooked(hook testkit.Hook) func(*stream.Config) {
+	return func(c *stream.Config) {
+		c.Client.AddHook(testkit.HookAll{Hook: hook})
+		c.Control.AddHook(testkit.HookAll{Hook: hook})
+	}
 }
 
 // brokenCommand makes a command fail a number of times.
@@ -231,7 +238,7 @@ func TestSubscriberReportsLostEntryOnce(t *testing.T) {
 
 	claimed, released, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	claims := 0
-	b.rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	sub := b.subscriber("worker-1", hooked(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		switch {
 		case cmd.Name() == "xack":
 			<-claimed
@@ -250,7 +257,6 @@ func TestSubscriberReportsLostEntryOnce(t *testing.T) {
 		}
 		return next(ctx, cmd)
 	}))
-	sub := b.subscriber("worker-1")
 	b.subscribe(sub)
 	<-claimed
 	testkit.Eventually(t, testshop.Soon, "the entry is released", func() bool {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -245,25 +246,36 @@ func ordersOf(entry Entry, reason error) (ids []uuid.UUID) {
 	return ids
 }
 
-// ackCollector collects the ids of acknowledged entries until they can be sent.
+// acks are acknowledged entries.
+type acks struct {
+	ids  []string
+	told []func(sent bool) // to call when they are sent, or given up
+}
+
+func (a acks) tell(sent bool) {
+	for _, call := range a.told {
+		call(sent)
+	}
+}
+
+// ackCollector collects the acknowledged entries until they can be sent.
 type ackCollector struct {
 	// wake has a value while there may be ids.
 	wake chan struct{}
 
 	mu    sync.Mutex
-	ids   []string
-	acked []func(sent bool) // to call when they are sent, or given up
+	waits acks
 }
 
 func newAckCollector() *ackCollector { return &ackCollector{wake: make(chan struct{}, 1)} }
 
-func (c *ackCollector) add(id string, acked func(sent bool)) {
+func (c *ackCollector) add(id string, told func(sent bool)) {
 	c.mu.Lock()
-	c.ids = append(c.ids, id)
-	if acked != nil {
-		c.acked = append(c.acked, acked)
+	c.waits.ids = append(c.waits.ids, id)
+	if told != nil {
+		c.waits.told = append(c.waits.told, told)
 	}
-	first := len(c.ids) == 1
+	first := len(c.waits.ids) == 1
 	c.mu.Unlock()
 	if first {
 		select {
@@ -273,18 +285,35 @@ func (c *ackCollector) add(id string, acked func(sent bool)) {
 	}
 }
 
-func (c *ackCollector) take() (ids []string, acked []func(sent bool)) {
+// putBack has acks wait again that were not sent.
+func (c *ackCollector) putBack(a acks) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	ids, acked = c.ids, c.acked
-	c.ids, c.acked = nil, nil
-	return ids, acked
+	c.waits = acks{append(a.ids, c.waits.ids...), append(a.told, c.waits.told...)}
+	c.mu.Unlock()
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
 }
 
-// ackPage bounds one XACK.
-const ackPage = 1000
+// take returns all that wait, unless there are more than most.
+func (c *ackCollector) take(most int) (taken acks) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.waits.ids) <= most {
+		taken, c.waits = c.waits, acks{}
+	}
+	return taken
+}
 
-// acknowledge sends acks; each call carries all that arrived during the previous call. When settled
+const (
+	// ackPage bounds one XACK.
+	ackPage = 1000
+	// ackWait is how long acks wait for a read that takes them along.
+	ackWait = 25 * time.Millisecond
+)
+
+// acknowledge sends the acks that no read takes along; each call carries all that arrived before it. When settled
 // is closed it sends the rest and returns.
 func (s *subscription) acknowledge(settled <-chan struct{}) {
 	outage := retry.Outage{Log: s.log, Doing: "acknowledge entries"}
@@ -293,17 +322,19 @@ func (s *subscription) acknowledge(settled <-chan struct{}) {
 		case <-s.acks.wake:
 			// The handlers of a committed batch are all about to ack: yield.
 			runtime.Gosched()
+			// A table that fills up waits for its acks, and so does the next read.
+			if s.table.room() > s.config.InFlightMax/2 {
+				retry.Pause(ackWait, settled)
+			}
 		case <-settled:
 			last = true
 		}
-		ids, acked := s.acks.take()
+		taken := s.acks.take(math.MaxInt)
 		sent := true
-		for ids := range slices.Chunk(ids, ackPage) {
+		for ids := range slices.Chunk(taken.ids, ackPage) {
 			sent = s.sendAcks(ids, &outage) && sent
 		}
-		for _, call := range acked {
-			call(sent)
-		}
+		taken.tell(sent)
 	}
 }
 
@@ -316,12 +347,17 @@ func (s *subscription) sendAcks(ids []string, outage *retry.Outage) (sent bool) 
 		cancel()
 		if err == nil {
 			outage.Over()
-			s.metrics.acked.Add(float64(len(ids)))
-			s.table.release(ids...)
+			s.noteSent(ids)
 			return true
 		}
 		if !retry.Pause(outage.Failed(err), s.ctx.Done()) {
 			return false
 		}
 	}
+}
+
+// noteSent makes room for other entries.
+func (s *subscription) noteSent(ids []string) {
+	s.metrics.acked.Add(float64(len(ids)))
+	s.table.release(ids...)
 }

@@ -38,10 +38,9 @@ func TestAcksOfBatchAreSentTogether(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	counter := &commandCounter{name: "xack", calls: make(chan int, 1000)}
-	b.rdb.AddHook(testkit.Hook(counter.process))
 	const batch = 500
 	b.publish(batch)
-	messages := b.subscribe(b.subscriber("worker-1"))
+	messages := b.subscribe(b.subscriber("worker-1", hooked(counter.process)))
 	held := make([]*message.Message, batch)
 	for i := range held {
 		held[i] = receive(t, messages)
@@ -58,6 +57,34 @@ func TestAcksOfBatchAreSentTogether(t *testing.T) {
 	}
 	require.Equal(t, batch, ids, "each entry is acknowledged once")
 	require.LessOrEqual(t, calls, 10, "%d acks went out in %d calls", ids, calls)
+}
+
+// Redis writes an ack and the read that takes it along to its disk at once. Only where reads wait for long is an ack sent
+// alone.
+func TestAcksAreSentWithReads(t *testing.T) {
+	t.Parallel()
+	for name, block := range map[string]time.Duration{"reads come": 5 * time.Millisecond, "reads wait": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newStreamBench(t)
+			counter := &commandCounter{name: "xack", calls: make(chan int, 1000)}
+			messages := b.subscribe(b.subscriber("worker-1", func(config *stream.Config) {
+				config.BlockTimeout = block
+				config.Control.AddHook(testkit.Hook(counter.process))
+			}))
+			const entries = 50
+			for range entries {
+				b.publish(1)
+				receive(t, messages).Ack()
+				if block > stream.AckWait {
+					b.awaitNonePending()
+				}
+			}
+			b.awaitNonePending()
+			alone := len(counter.calls)
+			require.Equal(t, block > stream.AckWait, alone > entries/2, "%d of %d acks were sent alone", alone, entries)
+		})
+	}
 }
 
 func TestEntryIsAcknowledgedAfterHandler(t *testing.T) {
@@ -388,6 +415,9 @@ type noteReads struct {
 }
 
 func (n *noteReads) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	if cmd.Name() != "xreadgroup" {
+		return next(ctx, cmd)
+	}
 	n.mu.Lock()
 	if !n.found.IsZero() {
 		n.gaps = append(n.gaps, time.Since(n.found))
@@ -419,7 +449,7 @@ func TestBusyStreamIsReadInIntervals(t *testing.T) {
 	b := newStreamBench(t)
 	reads := &noteReads{}
 	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) {
-		c.Client.AddHook(testkit.Hook(reads.process))
+		c.Client.AddHook(testkit.HookAll{Hook: reads.process})
 		c.InFlightMax = 100_000
 	}))
 	const pages = 20

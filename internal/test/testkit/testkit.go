@@ -15,6 +15,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -181,6 +182,32 @@ func (h Hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // ProcessPipelineHook implements redis.Hook.
 func (h Hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
+}
+
+// HookAll is a Hook that also gets each command of a pipeline, whose next runs the rest. If one returns an error without
+// it, the pipeline is not sent, and that is the error of all its commands.
+type HookAll struct{ Hook }
+
+// ProcessPipelineHook implements redis.Hook.
+func (h HookAll) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		sent := false
+		run := func(ctx context.Context, _ redis.Cmder) error {
+			sent = true
+			return next(ctx, cmds)
+		}
+		for _, cmd := range slices.Backward(cmds) {
+			rest := run
+			run = func(ctx context.Context, _ redis.Cmder) error { return h.Hook(rest, ctx, cmd) }
+		}
+		err := run(ctx, nil)
+		for _, cmd := range cmds {
+			if !sent {
+				cmd.SetErr(err)
+			}
+		}
+		return err
+	}
 }
 
 // Ports are below those that systems give to connections and to listeners on port 0, and those of private servers: none
