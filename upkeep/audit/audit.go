@@ -83,7 +83,7 @@ func audit(ctx context.Context, c Config) (Report, error) {
 		}
 	}()
 	for range looksMax {
-		l := newLook(c, conn.Conn())
+		l := newSnapshot(c, conn.Conn())
 		if err := l.awaitRest(ctx, deadline); err != nil {
 			return l.report, err
 		}
@@ -106,15 +106,9 @@ func audit(ctx context.Context, c Config) (Report, error) {
 	return Report{}, fmt.Errorf("the data changed during each of %d looks", looksMax)
 }
 
-// look is one look at Redis and Postgres.
-type look struct {
-	Config
-	conn   *pgx.Conn
-	report Report
-	// isFile is set for the sale of an archive.
-	isFile bool
-	// noted are the first findings that come from Redis alone.
-	noted []Finding
+// snapshot is what one look at Redis and Postgres reads, to be compared.
+type snapshot struct {
+	findings
 
 	sales []auditedSale
 	// readable are the shards of the sales whose servers all answer, and streams those of answering partitions.
@@ -122,18 +116,32 @@ type look struct {
 	streams  []string
 	// unreachable holds the errors of unreachable partitions, while others answer.
 	unreachable map[int]error
+}
+
+// findings are what the checks of a snapshot find, and what could not be checked.
+type findings struct {
+	Config
+	conn   *pgx.Conn
+	report Report
+	// isFile is set for the sale of an archive.
+	isFile bool
+	// noted are the first findings that come from Redis alone.
+	noted []Finding
 	// unread holds the errors of reading Redis.
 	unread map[source]error
 }
 
-func newLook(c Config, conn *pgx.Conn) *look {
-	return &look{Config: c, conn: conn, report: newReport(), unread: map[source]error{}, unreachable: map[int]error{}}
+func newSnapshot(c Config, conn *pgx.Conn) *snapshot {
+	return &snapshot{
+		findings:    findings{Config: c, conn: conn, report: newReport(), unread: map[source]error{}},
+		unreachable: map[int]error{},
+	}
 }
 
-// notedMax bounds look.noted. A few of them show which sale to repair.
+// notedMax bounds findings.noted. A few of them show which sale to repair.
 const notedMax = 10_000
 
-func (l *look) note(promise string, f Finding) {
+func (l *findings) note(promise string, f Finding) {
 	l.report.add(promise, f)
 	if len(l.noted) < notedMax {
 		l.noted = append(l.noted, f)
@@ -141,7 +149,7 @@ func (l *look) note(promise string, f Finding) {
 }
 
 // selectSales reads the sales to audit.
-func (l *look) selectSales(ctx context.Context) error {
+func (l *snapshot) selectSales(ctx context.Context) error {
 	// Redis first: a sale is in Postgres before it is in Redis.
 	var inRedis []reservation.LocatedSale
 	if l.Sale == uuid.Nil {
@@ -175,7 +183,7 @@ func (l *look) selectSales(ctx context.Context) error {
 }
 
 // listSales lists the sales in Redis. Partitions that do not answer, while others do, are in unreachable.
-func (l *look) listSales(ctx context.Context) ([]reservation.LocatedSale, error) {
+func (l *snapshot) listSales(ctx context.Context) ([]reservation.LocatedSale, error) {
 	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
 	found, failed := reservation.ListInRedis(limited, l.Catalog.Store.Redis, l.Catalog.Store.Keys)
@@ -198,7 +206,7 @@ func (l *look) listSales(ctx context.Context) ([]reservation.LocatedSale, error)
 
 // selectStreams selects the streams of all partitions in use, and of older sales. What cannot be checked in
 // unreachable ones is in the report.
-func (l *look) selectStreams() {
+func (l *snapshot) selectStreams() {
 	for p := range countPartitions(l.Catalog.Store.Keys, l.sales) {
 		err := l.unreachable[p]
 		if err == nil {
@@ -215,7 +223,7 @@ func (l *look) selectStreams() {
 
 // compare copies Redis's data to temporary tables in the order in which an order travels, so that an
 // order that leaves one place is found in the next. Then it calls verify in a snapshot of Postgres.
-func (l *look) compare(ctx context.Context, verify func(context.Context, pgx.Tx) error) error {
+func (l *snapshot) compare(ctx context.Context, verify func(context.Context, pgx.Tx) error) error {
 	if err := l.loadRedis(ctx); err != nil {
 		return err
 	}
@@ -235,7 +243,7 @@ func (l *look) compare(ctx context.Context, verify func(context.Context, pgx.Tx)
 }
 
 // verify counts what the tables have, and calls check.
-func (l *look) verify(ctx context.Context, tx pgx.Tx, check func(context.Context, pgx.Tx) error) error {
+func (l *snapshot) verify(ctx context.Context, tx pgx.Tx, check func(context.Context, pgx.Tx) error) error {
 	steps := "'" + strings.Join(order.PaymentSteps(), "', '") + "'"
 	for _, tables := range []string{sql.AuditBuyers, strings.ReplaceAll(sql.AuditPayments, "{{steps}}", steps)} {
 		if _, err := tx.Conn().PgConn().Exec(ctx, tables).ReadAll(); err != nil {
@@ -256,7 +264,7 @@ func (l *look) verify(ctx context.Context, tx pgx.Tx, check func(context.Context
 // File checks the promises for the sale of a file, whose rows tx sees in the place of those of Postgres. Whatever needs
 // Redis is left out. Nothing of the sale may be open.
 func File(ctx context.Context, tx pgx.Tx) (Report, error) {
-	l := newLook(Config{}, tx.Conn())
+	l := newSnapshot(Config{}, tx.Conn())
 	l.isFile = true
 	err := pg.Run(ctx, l.conn, sql.AuditTables+sql.AuditFile)
 	if err == nil {
@@ -309,7 +317,7 @@ func countPartitions(keys reservation.Keys, sales []auditedSale) int {
 const restPause = 20 * time.Millisecond
 
 // awaitRest waits until no entry of the streams is unread or pending, until the deadline at most.
-func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
+func (l *snapshot) awaitRest(ctx context.Context, deadline time.Time) error {
 	if err := l.selectSales(ctx); err != nil {
 		return err
 	}
@@ -373,7 +381,7 @@ func unfinished(entries int64) string {
 }
 
 // progress returns a text that changes with the data.
-func (l *look) progress(ctx context.Context) (string, error) {
+func (l *snapshot) progress(ctx context.Context) (string, error) {
 	var text string
 	if err := l.conn.QueryRow(ctx, sql.AuditProgress).Scan(&text); err != nil {
 		return "", fmt.Errorf("look for changes: %w", err)

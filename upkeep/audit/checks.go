@@ -78,7 +78,7 @@ var checks = []check{
 
 // eachCheck makes all checks, each in a nested transaction of tx. A failed one is noted and stops no
 // other.
-func (l *look) eachCheck(ctx context.Context, tx pgx.Tx, do func(context.Context, pgx.Tx, check) error) error {
+func (l *findings) eachCheck(ctx context.Context, tx pgx.Tx, do func(context.Context, pgx.Tx, check) error) error {
 	progress.Step(ctx, "comparing Redis, the log and the orders")
 	for i, c := range checks {
 		progress.At(ctx, int64(i), int64(len(checks)), "checks")
@@ -100,12 +100,12 @@ func (l *look) eachCheck(ctx context.Context, tx pgx.Tx, do func(context.Context
 }
 
 // isFatal reports whether an error ends the whole look: nothing can be compared without Postgres.
-func (l *look) isFatal(ctx context.Context, err error) bool {
+func (l *findings) isFatal(ctx context.Context, err error) bool {
 	return err != nil && (ctx.Err() != nil || l.conn.IsClosed())
 }
 
 // noteUnchecked notes that a check of a promise could not be made.
-func (l *look) noteUnchecked(promise string, why error) {
+func (l *findings) noteUnchecked(promise string, why error) {
 	p := l.report.Promise(promise)
 	if text := why.Error(); !slices.Contains(p.Unchecked, text) {
 		p.Unchecked = append(p.Unchecked, text)
@@ -114,7 +114,7 @@ func (l *look) noteUnchecked(promise string, why error) {
 
 // noteUnread notes that a part of Redis could not be read, so that promises that need it are
 // unchecked. It returns an error only if the whole look must end.
-func (l *look) noteUnread(ctx context.Context, what source, err error) error {
+func (l *findings) noteUnread(ctx context.Context, what source, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -131,7 +131,7 @@ func (l *look) noteUnread(ctx context.Context, what source, err error) error {
 }
 
 // unreadError returns the error of reading these parts of Redis, if any.
-func (l *look) unreadError(needed source) error {
+func (l *findings) unreadError(needed source) error {
 	for what, err := range l.unread {
 		if needed&what != 0 {
 			return err
@@ -141,7 +141,7 @@ func (l *look) unreadError(needed source) error {
 }
 
 // check makes all checks and reports their findings.
-func (l *look) check(ctx context.Context, tx pgx.Tx) (err error) {
+func (l *findings) check(ctx context.Context, tx pgx.Tx) (err error) {
 	rows, _ := tx.Query(ctx, sql.AuditReadFigures) // its error comes with the rows
 	if l.report.Sales, err = pgx.CollectRows(rows, pgx.RowToStructByName[SaleFigures]); err != nil {
 		return fmt.Errorf("count: %w", err)
@@ -190,7 +190,7 @@ func (r *findingRow) finding() Finding {
 }
 
 // reportMissingGuards reports missing constraints and indexes of Postgres.
-func (l *look) reportMissingGuards(ctx context.Context) error {
+func (l *findings) reportMissingGuards(ctx context.Context) error {
 	wanted, missing, err := sql.Guards(ctx, l.conn)
 	if l.isFatal(ctx, err) {
 		return err
@@ -221,7 +221,7 @@ func sharedKeys(keys reservation.Keys, p int) []typedKey {
 }
 
 // reportForeignKeys reports keys of a wrong type, which can be neither read nor written.
-func (l *look) reportForeignKeys(ctx context.Context) error {
+func (l *snapshot) reportForeignKeys(ctx context.Context) error {
 	if l.unreadError(theSales) != nil {
 		return nil //nolint:nilerr // the unread part is reported elsewhere
 	}
@@ -263,7 +263,7 @@ func askTimeLimits(ctx context.Context, p redis.Pipeliner, keys []string) []*red
 }
 
 // reportTimeLimits reports keys that Redis will delete by itself. Stampede sets no limit on them.
-func (l *look) reportTimeLimits(sale *uuid.UUID, keys []string, asked []*redis.DurationCmd) error {
+func (l *findings) reportTimeLimits(sale *uuid.UUID, keys []string, asked []*redis.DurationCmd) error {
 	for i, key := range keys {
 		left, err := asked[i].Result()
 		if err != nil {

@@ -69,7 +69,7 @@ func (p Promise) ofDraws() bool { return p.Name[0] == 'D' && p.Name != "DB" }
 
 // checkDraws checks of each draw what no query can: the list and its root (D1), that it was frozen before its seed
 // (D3), the ranks (D4), and that the turns were by rank (D5).
-func (l *look) checkDraws(ctx context.Context, tx pgx.Tx) error {
+func (l *findings) checkDraws(ctx context.Context, tx pgx.Tx) error {
 	var found []auditedDraw
 	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
 		rows, _ := tx.Query(ctx, sql.AuditDraws) // its error comes with the rows
@@ -89,7 +89,7 @@ func (l *look) checkDraws(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	for i := range found {
-		d := &drawCheck{look: l, auditedDraw: &found[i], tx: tx}
+		d := &drawCheck{findings: l, auditedDraw: &found[i], tx: tx}
 		l.report.Draws = append(l.report.Draws, DrawFigures{
 			SaleID: d.SaleID, Kind: d.Kind, Entries: d.Entries, Offered: d.Offered, Skipped: d.Skipped,
 			Frozen: d.FrozenAt != nil, Ranked: d.RankedAt != nil, Late: d.Late,
@@ -124,7 +124,7 @@ func (l *look) checkDraws(ctx context.Context, tx pgx.Tx) error {
 
 // drawCheck is the check of a frozen draw.
 type drawCheck struct {
-	*look
+	*findings
 	*auditedDraw
 	tx pgx.Tx
 	// isWhole is true if the list has the root of the draw, so that ranks follow from it.

@@ -163,7 +163,7 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 
 // look writes the differences of one look to a table and returns their number.
 func (r *reconciler) look(ctx context.Context, number int) (found int64, err error) {
-	l := newLook(Config{Catalog: r.Catalog, Sale: r.Sale}, r.conn.Conn)
+	l := newSnapshot(Config{Catalog: r.Catalog, Sale: r.Sale}, r.conn.Conn)
 	if err := l.selectSales(ctx); err != nil {
 		return 0, err
 	}

@@ -45,7 +45,7 @@ const numberMax = 999_999_999_999_999
 
 // loadRedis copies the sales and buyers in Redis to temporary tables of the connection. Read errors
 // go to the report.
-func (l *look) loadRedis(ctx context.Context) error {
+func (l *snapshot) loadRedis(ctx context.Context) error {
 	for _, statements := range []string{sql.AuditDrop, sql.AuditTables} {
 		if err := pg.Run(ctx, l.conn, statements); err != nil {
 			return fmt.Errorf("make the tables: %w", err)
@@ -77,7 +77,7 @@ func (l *look) loadRedis(ctx context.Context) error {
 
 // copySales copies all sales and their shards: those that were read, in their order, and those that exist but could
 // not be read.
-func (l *look) copySales(ctx context.Context, read []redisShard) error {
+func (l *snapshot) copySales(ctx context.Context, read []redisShard) error {
 	var sales, shards, items [][]any
 	for _, sale := range l.sales {
 		unread := l.isUnreachable(sale) || l.unreadError(theSales) != nil
@@ -117,11 +117,11 @@ func (l *look) copySales(ctx context.Context, read []redisShard) error {
 }
 
 // loadBuyers copies the buyers of the shards.
-func (l *look) loadBuyers(ctx context.Context, all []redisShard) error {
+func (l *snapshot) loadBuyers(ctx context.Context, all []redisShard) error {
 	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
-	scan := buyerScan{ctx: ctx, look: l, shards: all}
+	scan := buyerScan{ctx: ctx, snapshot: l, shards: all}
 	_, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"},
 		[]string{
 			"sale_id", "shard", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at",
@@ -142,7 +142,7 @@ func (l *look) loadBuyers(ctx context.Context, all []redisShard) error {
 // findUnlisted reports shards that Redis has and does not list, so that their orders are not found by
 // id. It also reports shards whose ended orders are ignored, so that a used idempotency key would buy
 // again, and keys with a time limit.
-func (l *look) findUnlisted(ctx context.Context, all []redisShard) error {
+func (l *snapshot) findUnlisted(ctx context.Context, all []redisShard) error {
 	type asked struct {
 		listed *redis.BoolCmd
 		ended  *redis.StatusCmd
@@ -201,7 +201,7 @@ func (l *look) findUnlisted(ctx context.Context, all []redisShard) error {
 }
 
 // findLatest notes the current sequences of the shards, which no order in the snapshot can exceed.
-func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
+func (l *snapshot) findLatest(ctx context.Context, tx pgx.Tx) error {
 	ids, shards, latest := []uuid.UUID{}, []int{}, []int64{}
 	if err := l.unreadError(theSales); err != nil {
 		return err
@@ -221,7 +221,7 @@ func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
 
 // reportUnknownSales reports sales that are open in Redis and missing in Postgres: the database was
 // set back, or is the wrong one. Their orders cannot be confirmed. It also reports sales that are archived.
-func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.LocatedSale, known []auditedSale) error {
+func (l *snapshot) reportUnknownSales(ctx context.Context, inRedis []reservation.LocatedSale, known []auditedSale) error {
 	knownIDs := make(map[uuid.UUID]bool, len(known))
 	for _, s := range known {
 		knownIDs[s.id] = true
@@ -269,7 +269,7 @@ func (s auditedShard) fields() []string {
 }
 
 // eachShard reads fields of all readable shards; err is set if the key has a wrong type.
-func (l *look) eachShard(
+func (l *snapshot) eachShard(
 	ctx context.Context, names func(auditedShard) []string, do func(s auditedShard, fields []any, err error),
 ) error {
 	if err := l.unreadError(theSales); err != nil {
@@ -299,7 +299,7 @@ func (l *look) eachShard(
 	return nil
 }
 
-func (l *look) readShard(s auditedShard, fields []any, err error) redisShard {
+func (l *snapshot) readShard(s auditedShard, fields []any, err error) redisShard {
 	shard := redisShard{auditedShard: s}
 	if err != nil {
 		l.note("S7", Finding{Sale: &s.id, What: s.label() + "its key in Redis has a wrong type", Remedy: RemedyRebuild})
@@ -376,7 +376,7 @@ func (l *look) readShard(s auditedShard, fields []any, err error) redisShard {
 
 // buyerScan streams the buyers of shards from Redis to Postgres.
 type buyerScan struct {
-	*look
+	*snapshot
 	ctx    context.Context // of the copy, which takes a function without one
 	shards []redisShard
 

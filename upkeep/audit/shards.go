@@ -49,7 +49,7 @@ func (s auditedSale) wrongLayout() string {
 }
 
 // isUnreachable reports whether the server of any shard of a sale does not answer.
-func (l *look) isUnreachable(s auditedSale) bool {
+func (l *snapshot) isUnreachable(s auditedSale) bool {
 	for _, shard := range s.shards() {
 		if l.unreachable[shard.partition] != nil {
 			return true
@@ -116,7 +116,7 @@ func onTheWay(shards []redisShard) (units int64) {
 
 // findStill notes the shards to which no unit returned while their buyers were read. It also reports units that a shard
 // got before, and that no other has given even now.
-func (l *look) findStill(ctx context.Context, before []redisShard) error {
+func (l *snapshot) findStill(ctx context.Context, before []redisShard) error {
 	ids, shards := []uuid.UUID{}, []int{}
 	given := make([][]int64, 0, len(before)) // nil where the shard is in another epoch now, or cannot be read
 	err := l.eachShard(ctx,
@@ -218,7 +218,7 @@ var waitingColumns = []string{"order_id", "parked"}
 //
 // The buyers were read before, so an event of theirs that is missing here was finished: it is in
 // Postgres, as an order or a dead letter, or it is lost.
-func (l *look) loadWaiting(ctx context.Context) error {
+func (l *snapshot) loadWaiting(ctx context.Context) error {
 	if err := l.unreadError(theStreams); err != nil {
 		return err
 	}
@@ -322,7 +322,7 @@ func (s *waitingScan) next() ([]any, error) {
 }
 
 // loadParked copies the orders whose events are parked dead letters.
-func (l *look) loadParked(ctx context.Context, tx pgx.Tx) error {
+func (l *snapshot) loadParked(ctx context.Context, tx pgx.Tx) error {
 	rows, _ := tx.Query(ctx, sql.AuditParked) // its error comes with the rows
 	var parked []uuid.UUID
 	for rows.Next() {
@@ -349,7 +349,7 @@ func (l *look) loadParked(ctx context.Context, tx pgx.Tx) error {
 
 // loadEnded copies the ended orders in Redis. It runs after the snapshot of Postgres: Redis gets an
 // ended order before its release is deleted.
-func (l *look) loadEnded(ctx context.Context, tx pgx.Tx) error {
+func (l *snapshot) loadEnded(ctx context.Context, tx pgx.Tx) error {
 	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
