@@ -131,7 +131,7 @@ func TestLimitsAreValid(t *testing.T) {
 	asked := make(chan any, 1)
 	b.rdb.AddHook(testkit.Hook(func(_ redis.ProcessHook, _ context.Context, cmd redis.Cmder) error {
 		select {
-		case asked <- cmd.Args()[len(cmd.Args())-3]:
+		case asked <- cmd.Args()[len(cmd.Args())-4]:
 		default: // a release of the lock, maybe later
 		}
 		return context.Canceled
@@ -148,7 +148,7 @@ func TestLeaseIsCutToWholeMilliseconds(t *testing.T) {
 	var asked []any
 	b.rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		if len(cmd.Args()) > 4 {
-			asked = append(asked, cmd.Args()[len(cmd.Args())-3])
+			asked = append(asked, cmd.Args()[len(cmd.Args())-4])
 		}
 		return next(ctx, cmd)
 	}))
