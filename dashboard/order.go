@@ -264,7 +264,8 @@ func (d orderPages) findEntry(ctx context.Context, o order.Placed) *entry {
 	from, to := o.ReservedAt.Add(-entrySpread).UnixMilli(), o.ReservedAt.Add(entrySpread).UnixMilli()
 	for p := range d.Catalog.Store.Keys.Partitions {
 		key := d.Catalog.Store.Keys.Orders(p)
-		found, err := d.Catalog.Store.Redis.XRangeN(ctx, key, strconv.FormatInt(from, 10), strconv.FormatInt(to, 10), entriesMax).Result()
+		first, last := strconv.FormatInt(from, 10), strconv.FormatInt(to, 10)
+		found, err := d.Catalog.Store.Redis.XRangeN(ctx, key, first, last, entriesMax).Result()
 		if err != nil {
 			continue
 		}

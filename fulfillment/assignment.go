@@ -29,10 +29,10 @@ const (
 
 var errTwin = errors.New("another process uses this worker's name: give each worker its own STAMPEDE_CONSUMER")
 
-// assignment decides which partitions this worker reads: those in which it has the highest score of the workers that are
-// present. Two readers of a partition are safe, because the consumer group gives each entry to one of them. A partition
-// without a reader would be a fault. So a worker that sees no other reads everything, and a worker that cannot look
-// keeps what it reads.
+// assignment decides which partitions this worker reads: those in which it has the highest score of the workers that
+// are present. Two readers of a partition are safe, because the consumer group gives each entry to one of them. A
+// partition without a reader would be a fault. So a worker that sees no other reads everything, and a worker that
+// cannot look keeps what it reads.
 type assignment struct {
 	*Worker
 	presence stream.Presence

@@ -170,7 +170,8 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
-		Client: config.Catalog.Store.Redis, Keys: config.Catalog.Store.Keys, Logger: config.Logger, Registerer: config.Registerer,
+		Client: config.Catalog.Store.Redis, Keys: config.Catalog.Store.Keys,
+		Logger: config.Logger, Registerer: config.Registerer,
 	})
 	if err != nil {
 		return nil, err
@@ -332,7 +333,8 @@ func (w *Worker) fulfil(ctx context.Context, partition int) error {
 	defer w.closeLocker(ctx, locker)
 	b := batch.New(batch.Config{
 		Ledger: w.ledger, Store: w.config.Catalog.Store, Draws: draws.New(w.config.Catalog.Pool), Locker: locker,
-		Keys: w.config.Catalog.Store.Keys, Partition: partition, BatchMax: w.config.BatchMax, Lease: batch.LockLease(w.config.MinIdle),
+		Keys: w.config.Catalog.Store.Keys, Partition: partition,
+		BatchMax: w.config.BatchMax, Lease: batch.LockLease(w.config.MinIdle),
 		Logger: w.config.Logger, Metrics: w.metrics, Rebuilder: w.rebuilder, Tracer: w.config.Tracer,
 	})
 	router.AddConsumerHandler("fulfil "+key, key, subscriber, b.Handle)

@@ -69,7 +69,8 @@ const lockWait = 2 * time.Second
 // New returns a Ledger on a migrated database.
 func New(pool *pgxpool.Pool) *Ledger {
 	return (&Ledger{
-		Reader: Reader{pool}, onPayment: func(order.PaymentState, order.PaymentReason) {}, line: newPaymentLine(), paced: new(sync.Map),
+		Reader: Reader{pool}, onPayment: func(order.PaymentState, order.PaymentReason) {},
+		line: newPaymentLine(), paced: new(sync.Map),
 	}).WithLockTimeout(lockWait)
 }
 

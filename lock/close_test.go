@@ -423,8 +423,8 @@ func logged(t *testing.T, rdb redis.UniversalClient) (bytes int64) {
 	return bytes
 }
 
-// Locks that may vanish exclude as others do, are renewed and released, and reach no disk. A key that ends there has a DEL
-// in the file, which changes nothing when it is read.
+// Locks that may vanish exclude as others do, are renewed and released, and reach no disk. A key that ends there has a
+// DEL in the file, which changes nothing when it is read.
 func TestMayVanishWritesNothingToDisk(t *testing.T) {
 	server, b := ownServer(t)
 	ctx, names := t.Context(), b.names(100)
@@ -459,7 +459,9 @@ func TestMayVanishWritesNothingToDisk(t *testing.T) {
 	server.Kill()
 	require.NoError(t, server.Restart(ctx))
 	require.Zero(t, b.rdb.Exists(ctx, names...).Val())
-	testkit.Eventually(t, 30*time.Second, "the holder learns of the loss", func() bool { return errors.Is(held.Err(), lock.ErrLost) })
+	testkit.Eventually(t, 30*time.Second, "the holder learns of the loss", func() bool {
+		return errors.Is(held.Err(), lock.ErrLost)
+	})
 }
 
 // A release wakes nobody: who waits asks again.
@@ -470,7 +472,8 @@ func TestMayVanishIsWaitedForByPoll(t *testing.T) {
 	require.NoError(t, err)
 	got := make(chan error, 1)
 	go func() {
-		lease, err := newLocker(t, b.rdb, lock.MayVanish(), lock.WithPoll(20*time.Millisecond)).Acquire(t.Context(), b.key("ann"))
+		waiter := newLocker(t, b.rdb, lock.MayVanish(), lock.WithPoll(20*time.Millisecond))
+		lease, err := waiter.Acquire(t.Context(), b.key("ann"))
 		got <- errors.Join(err, lease.Release(t.Context()))
 	}()
 	require.NoError(t, held.Release(t.Context()))

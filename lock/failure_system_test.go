@@ -278,7 +278,9 @@ func TestVanishingLockIsFreeAfterFailover(t *testing.T) {
 				}
 				return next.Release(ctx) == nil
 			})
-			testkit.Eventually(t, 30*time.Second, "its holder learns of it", func() bool { return errors.Is(held.Err(), lock.ErrLost) })
+			testkit.Eventually(t, 30*time.Second, "its holder learns of it", func() bool {
+				return errors.Is(held.Err(), lock.ErrLost)
+			})
 		})
 	}
 }

@@ -327,10 +327,10 @@ func WithPoll(poll time.Duration) Option { return func(s *settings) { s.poll = p
 // the hash tag of the locks, unless the prefix has it.
 func WithPrefix(prefix string) Option { return func(s *settings) { s.prefix = prefix } }
 
-// MayVanish makes locks cheaper that only save double work: Redis writes them neither to its append-only file nor to its
-// replicas (a snapshot has them), and a release wakes nobody. After a restart or a failover of Redis they are gone while
-// their holders work, which learn of it when a lock is renewed or released. Who waits for one asks again after WithPoll. All who lock the same
-// keys should agree on it.
+// MayVanish makes locks cheaper that only save double work: Redis writes them neither to its append-only file nor to
+// its replicas (a snapshot has them), and a release wakes nobody. After a restart or a failover of Redis they are gone
+// while their holders work, which learn of it when a lock is renewed or released. Who waits for one asks again after
+// WithPoll. All who lock the same keys should agree on it.
 func MayVanish() Option { return func(s *settings) { s.vanishing = true } }
 
 // WithObserver reports what the Locker does.

@@ -325,8 +325,12 @@ func TestLockScriptsRejectInvalidInputWithoutWriting(t *testing.T) {
 		names  []string
 		args   []any
 	}{
-		"acquire without a lock": {lua.LockAcquire, []string{"r", "fence"}, []any{2, 1000, "first", 1000, "all", "none", "kept"}},
-		"acquire without a mode": {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "none", "kept"}},
+		"acquire without a lock": {
+			lua.LockAcquire, []string{"r", "fence"}, []any{2, 1000, "first", 1000, "all", "none", "kept"},
+		},
+		"acquire without a mode": {
+			lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "none", "kept"},
+		},
 		"acquire in another mode": {
 			lua.LockAcquire,
 			[]string{"r", "fence", "bob"},

@@ -108,7 +108,8 @@ func (s *Store) releaseIn(
 
 // releaseInShard releases orders of one shard of a sale that was just found there, and sets their results.
 func (s *Store) releaseInShard(
-	ctx context.Context, sale uuid.UUID, found address, shard int, releases []Release, which []int, results []ReleaseResult,
+	ctx context.Context, sale uuid.UUID, found address, shard int, releases []Release, which []int,
+	results []ReleaseResult,
 ) error {
 	partition, epoch := found.layout.Partition(shard), found.epoch
 	if found.layout.Shards > 1 { // it was perhaps found in another shard, whose server is another one

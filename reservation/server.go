@@ -51,8 +51,8 @@ type ServerState struct {
 	epoch, shard, items string
 }
 
-// Servers are the Redis servers of the partitions: which server each has, whether it may be used, and the stock in it as
-// a rebuild makes it. Store sells from them. It is safe for concurrent use.
+// Servers are the Redis servers of the partitions: which server each has, whether it may be used, and the stock in it
+// as a rebuild makes it. Store sells from them. It is safe for concurrent use.
 type Servers struct {
 	// Redis, Keys and Logger are what NewStore got. They never change.
 	Redis  redis.UniversalClient

@@ -332,11 +332,11 @@ func (t *entryTable) clear() int {
 	return n
 }
 
-// Announcer is a client whose XAdd has Redis write the message neither to its append-only file nor to its replicas. It is
-// for the publisher of messages that nothing depends on: they cost Redis no wait for its disk.
+// Announcer is a client whose XAdd has Redis write the message neither to its append-only file nor to its replicas. It
+// is for the publisher of messages that nothing depends on: they cost Redis no wait for its disk.
 type Announcer struct{ redis.UniversalClient }
 
-// XAdd overrides the client's. It heeds Stream, MaxLen and the map of Values, which is what redisstream.Publisher gives.
+// XAdd overrides the client's. It heeds Stream, MaxLen and the map of Values: what redisstream.Publisher gives.
 func (a Announcer) XAdd(ctx context.Context, message *redis.XAddArgs) *redis.StringCmd {
 	args := []any{message.MaxLen}
 	values, _ := message.Values.(map[string]any)

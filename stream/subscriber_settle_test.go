@@ -59,8 +59,8 @@ func TestAcksOfBatchAreSentTogether(t *testing.T) {
 	require.LessOrEqual(t, calls, 10, "%d acks went out in %d calls", ids, calls)
 }
 
-// Redis writes an ack and the read that takes it along to its disk at once. Only where reads wait for long is an ack sent
-// alone.
+// Redis writes an ack and the read that takes it along to its disk at once. Only where reads wait for long is an ack
+// sent alone.
 func TestAcksAreSentWithReads(t *testing.T) {
 	t.Parallel()
 	for name, block := range map[string]time.Duration{"reads come": 5 * time.Millisecond, "reads wait": time.Second} {

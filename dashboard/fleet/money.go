@@ -197,7 +197,8 @@ func (f *Fleet) lookAtUnpaid(ctx context.Context) {
 		LastTurn         zeronull.Timestamptz
 		Settled, Due     float64
 	}
-	rows, _ := f.config.Catalog.Pool.Query(limited, sql.FleetUnpaid, ids, unpaidMost, paidMost) // its error comes with the rows
+	// Its error comes with the rows.
+	rows, _ := f.config.Catalog.Pool.Query(limited, sql.FleetUnpaid, ids, unpaidMost, paidMost)
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[row])
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -255,7 +256,8 @@ func (f *Fleet) lookAtRecords(ctx context.Context) {
 	}
 	var row record
 	clock, err := clocks.Read(func() (_ time.Time, err error) {
-		rows, _ := f.config.Catalog.Pool.Query(limited, sql.FleetDesk, rebuildSilence.Seconds()) // its error comes with the row
+		// Its error comes with the row.
+		rows, _ := f.config.Catalog.Pool.Query(limited, sql.FleetDesk, rebuildSilence.Seconds())
 		row, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[record])
 		return row.Clock, err
 	})

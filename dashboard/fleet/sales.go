@@ -207,7 +207,8 @@ func (f *Fleet) lookAtDraws(ctx context.Context) {
 func (f *Fleet) lookForRelay(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
-	unserved, err := survey.Unserved(limited, f.config.Catalog.Pool, f.config.Catalog.Store.Redis, f.config.Catalog.Store.Keys)
+	at := f.config.Catalog
+	unserved, err := survey.Unserved(limited, at.Pool, at.Store.Redis, at.Store.Keys)
 	if ctx.Err() != nil {
 		return
 	}

@@ -144,11 +144,12 @@ func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time,
 	defer cancel()
 	partition := entriesPartition(d)
 	// Before the look at the stream: what it does not see yet was accepted later.
-	now, err := stream.Clock(ctx, o.Catalog.Store.Redis, o.Catalog.Store.Keys.Sale(partition, d.EntriesID))
+	in := o.Catalog.Store
+	now, err := stream.Clock(ctx, in.Redis, in.Keys.Sale(partition, d.EntriesID))
 	if err != nil {
 		return time.Time{}, err
 	}
-	backlog, err := stream.ReadBacklog(ctx, o.Catalog.Store.Redis, o.Catalog.Store.Keys.Orders(partition), reservation.Group)
+	backlog, err := stream.ReadBacklog(ctx, in.Redis, in.Keys.Orders(partition), reservation.Group)
 	return now.Add(-backlog.OldestWaitingAge), err
 }
 
@@ -157,7 +158,8 @@ func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time,
 func (o *Offerer) canJoin(ctx context.Context, d *draws.Draw) (bool, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	places, err := o.Catalog.Store.Keys.AskShard(ctx, o.Catalog.Store.Redis, entriesPartition(d), d.EntriesID, 0, "state").Hash()
+	in := o.Catalog.Store
+	places, err := in.Keys.AskShard(ctx, in.Redis, entriesPartition(d), d.EntriesID, 0, "state").Hash()
 	if err != nil {
 		return false, fmt.Errorf("read the places to wait for sale=%s: %w", d.SaleID, err)
 	}

@@ -226,7 +226,9 @@ func findLowering(ctx context.Context, q pg.Querier, id uuid.UUID, revision int6
 // With several shards each one removes units that it has left, until they are enough. A shard remembers what it has
 // removed for this revision, so every publisher gets the same answers. If all have too few, the refusal is recorded
 // first, and then each shard puts back what it has removed; the next publisher completes that.
-func (c *publisher) lower(ctx context.Context, asked reservation.Sale, wish publishedChange) (revision int64, err error) {
+func (c *publisher) lower(
+	ctx context.Context, asked reservation.Sale, wish publishedChange,
+) (revision int64, err error) {
 	state, err := findLowering(ctx, c.Pool, asked.ID, wish.Revision)
 	if err != nil {
 		return 0, err

@@ -166,7 +166,8 @@ func (l *snapshot) findUnlisted(ctx context.Context, all []redisShard) error {
 		for i, s := range page {
 			a := answers[i]
 			for _, err := range []error{
-				a.listed.Err(), a.ended.Err(), a.flag.Err(), l.reportTimeLimits(&s.id, l.Catalog.Store.Keys.OfShard(s.partition, s.id), a.ends),
+				a.listed.Err(), a.ended.Err(), a.flag.Err(),
+				l.reportTimeLimits(&s.id, l.Catalog.Store.Keys.OfShard(s.partition, s.id), a.ends),
 			} {
 				if err != nil && !errors.Is(err, redis.Nil) &&
 					!stream.IsWrongType(err) { // wrong types are reported as foreign keys
@@ -221,7 +222,9 @@ func (l *snapshot) findLatest(ctx context.Context, tx pgx.Tx) error {
 
 // reportUnknownSales reports sales that are open in Redis and missing in Postgres: the database was
 // set back, or is the wrong one. Their orders cannot be confirmed. It also reports sales that are archived.
-func (l *snapshot) reportUnknownSales(ctx context.Context, inRedis []reservation.LocatedSale, known []auditedSale) error {
+func (l *snapshot) reportUnknownSales(
+	ctx context.Context, inRedis []reservation.LocatedSale, known []auditedSale,
+) error {
 	knownIDs := make(map[uuid.UUID]bool, len(known))
 	for _, s := range known {
 		knownIDs[s.id] = true

@@ -441,7 +441,8 @@ func (r *finder) eachSale(ctx context.Context, withEnded bool, f func([]required
 func (r *finder) salePage(ctx context.Context, after uuid.UUID, limit int, withEnded bool) ([]requiredSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	rows, _ := r.config.Catalog.Pool.Query(ctx, sql.RebuildSalesInRedis, after, limit, withEnded) // its error comes with the rows
+	// Its error comes with the rows.
+	rows, _ := r.config.Catalog.Pool.Query(ctx, sql.RebuildSalesInRedis, after, limit, withEnded)
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (requiredSale, error) {
 		s, err := pgx.RowToStructByName[struct {
 			ID                                               uuid.UUID

@@ -283,7 +283,8 @@ func (r *finder) missed(ctx context.Context, shards []requiredShard) ([]bool, er
 	asked := make([][2]*redis.StringCmd, len(shards))
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	_, _ = r.config.Catalog.Store.Redis.Pipelined(limited, func(p redis.Pipeliner) error { // each command's own error counts
+	// Each command's own error counts.
+	_, _ = r.config.Catalog.Store.Redis.Pipelined(limited, func(p redis.Pipeliner) error {
 		for i := range shards {
 			sale := &shards[i]
 			seen[i] = r.Probes.pair(sale)

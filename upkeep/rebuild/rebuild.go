@@ -91,7 +91,8 @@ func New(config Config) (*Rebuilder, error) {
 		return nil, err
 	}
 	r := &Rebuilder{
-		finder: finder{config: config, Ledger: ledger.New(config.Catalog.Pool)}, metrics: m, running: make(chan struct{}, rebuildsMax),
+		finder:  finder{config: config, Ledger: ledger.New(config.Catalog.Pool)},
+		metrics: m, running: make(chan struct{}, rebuildsMax),
 	}
 	r.logged.missed.Interval, r.logged.delayed.Interval = proofsLoggedEvery, proofsLoggedEvery
 	return r, nil

@@ -350,7 +350,8 @@ func (r *Retirer) readShard(ctx context.Context, s *candidate, shard int) (found
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	p := s.layout().Partition(shard)
-	if found.ShardHash, err = r.Catalog.Store.Keys.AskShard(ctx, r.Catalog.Store.Redis, p, s.ID, 0, "epoch", "stock", "left").Hash(); err != nil {
+	in := r.Catalog.Store
+	if found.ShardHash, err = in.Keys.AskShard(ctx, in.Redis, p, s.ID, 0, "epoch", "stock", "left").Hash(); err != nil {
 		return found, fmt.Errorf("read shard %d: %w", shard, err)
 	}
 	if found.buyers, err = r.Catalog.Store.Redis.HLen(ctx, r.Catalog.Store.Keys.Buyers(p, s.ID)).Result(); err != nil {
@@ -363,7 +364,8 @@ func (r *Retirer) readShard(ctx context.Context, s *candidate, shard int) (found
 func (r *Retirer) compareBuyers(ctx context.Context, s *candidate, partition int) (string, error) {
 	for cursor, begun := uint64(0), false; !begun || cursor != 0; begun = true {
 		limited, cancel := retry.ForCall(ctx)
-		page, next, err := r.Catalog.Store.Redis.HScan(limited, r.Catalog.Store.Keys.Buyers(partition, s.ID), cursor, "", buyersPerTrip).Result()
+		key := r.Catalog.Store.Keys.Buyers(partition, s.ID)
+		page, next, err := r.Catalog.Store.Redis.HScan(limited, key, cursor, "", buyersPerTrip).Result()
 		cancel()
 		if err != nil {
 			return "", fmt.Errorf("read the buyers of partition %d: %w", partition, err)

@@ -184,8 +184,8 @@ func (h Hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 	return next
 }
 
-// HookAll is a Hook that also gets each command of a pipeline, whose next runs the rest. If one returns an error without
-// it, the pipeline is not sent, and that is the error of all its commands.
+// HookAll is a Hook that also gets each command of a pipeline, whose next runs the rest. If one returns an error
+// without it, the pipeline is not sent, and that is the error of all its commands.
 type HookAll struct{ Hook }
 
 // ProcessPipelineHook implements redis.Hook.
