@@ -168,7 +168,7 @@ func problemFor(err error) *problem {
 		return p
 	}
 	p := &problem{Kind: k.Kind, detail: k.Detail}
-	switch e := k.Err.(type) { //nolint:errorlint // found above
+	switch e := k.Err.(type) { //nolint:errorlint // Find has unwrapped it
 	case *catalog.UnknownItemError:
 		p.item = truncate(e.Code)
 	case *catalog.TakenError:

@@ -48,7 +48,7 @@ var (
 	DrawVoid         = newKind(http.StatusConflict, "draw-void", "The draw is void")
 	notSoldOut       = newKind(http.StatusConflict, "not-sold-out", "Units of the sale are left")
 	Transition       = newKind(http.StatusConflict, "illegal-transition", "The current state does not allow this")
-	AlreadyPaid      = newKind(http.StatusConflict, "already-paid", "The order was paid with another reference")
+	alreadyPaid      = newKind(http.StatusConflict, "already-paid", "The order was paid with another reference")
 	refundNotDue     = newKind(http.StatusConflict, "refund-not-due", "No refund of the payment is due")
 	notUnclear       = newKind(http.StatusConflict, "not-unclear", "The payment is not unclear")
 	Refunded         = newKind(http.StatusConflict, "already-refunded", "The payment was refunded with another reference")
@@ -245,7 +245,7 @@ var telling = []func(error) (Known, bool){
 		return Known{
 			Kind:   UnknownItem,
 			Detail: "The sale has no item with the code in item. GET /v1/sales/{sale} lists its items.",
-			Text:   "The items " + e.Unwrap().(*order.InvalidError).Reason + ".", Hint: correct,
+			Text:   "The " + e.Error() + ".", Hint: correct,
 		}
 	}),
 	tells(func(e *order.InvalidError) Known {
@@ -272,7 +272,7 @@ var telling = []func(error) (Known, bool){
 	}),
 	tells(func(*order.AlreadyPaidError) Known {
 		return Known{
-			Kind: AlreadyPaid, Detail: "The payment in payment_reference is valid. Refund the payment of this request.",
+			Kind: alreadyPaid, Detail: "The payment in payment_reference is valid. Refund the payment of this request.",
 		}
 	}),
 	tells(func(e *order.RefundedError) Known {
