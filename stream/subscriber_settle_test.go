@@ -86,7 +86,11 @@ func TestAcksAreSentWithReads(t *testing.T) {
 			for args := range counter.calls {
 				alone += args - len([]string{"xack", "stream", "group"})
 			}
-			require.Equal(t, block > stream.AckWait, alone > entries/2, "%d of %d acks were sent alone", alone, entries)
+			if block > stream.AckWait {
+				require.Positive(t, alone)
+			} else {
+				require.Less(t, alone, entries)
+			}
 		})
 	}
 }
