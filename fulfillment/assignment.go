@@ -70,7 +70,7 @@ func (r *reader) hasDrained() bool {
 	}
 }
 
-// share reads this worker's share of the partitions until ctx is done, and then waits for the next readers.
+// readAssigned reads this worker's share of the partitions until ctx is done, and then waits for the next readers.
 func (w *Worker) readAssigned(ctx context.Context) error {
 	interval := w.config.MinIdle / looksPerIdle
 	s := &assignment{

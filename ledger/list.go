@@ -99,15 +99,15 @@ func scanned(filter order.Filter, limit int) int {
 func collectPage(
 	rows pgx.Rows, filter order.Filter, limit, scan int,
 ) (orders []order.Placed, last order.Placed, err error) {
-	type scanned struct {
+	type scannedRow struct {
 		placedRow
 		N int
 	}
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[scanned])
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[scannedRow])
 	if err != nil {
 		return nil, last, err
 	}
-	page, end := pg.ScannedPage(found, limit, scan, func(row *scanned) (int, bool) {
+	page, end := pg.ScannedPage(found, limit, scan, func(row *scannedRow) (int, bool) {
 		return row.N, filter.Status == "" || row.Status == filter.Status
 	})
 	orders = make([]order.Placed, len(page))

@@ -90,18 +90,18 @@ func (l *Reader) OpenPayments(
 	}
 	rows, _ := l.pool.Query(ctx, sql.PaymentOpen, f.State, after, scan, limit+1, zeronull.UUID(f.Sale),
 		zeronull.Text(f.Currency), zeronull.Text(f.Reason), zeronull.Timestamptz(f.Until)) // rows carry the error
-	type scanned struct {
+	type scannedRow struct {
 		paymentRow
 		SaleName    string
 		LateSeconds int64
 		Matches     bool
 		N           int
 	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[scanned])
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[scannedRow])
 	if err != nil {
 		return nil, 0, fmt.Errorf("list open payments: %w", err)
 	}
-	page, last := pg.ScannedPage(all, limit, scan, func(row *scanned) (int, bool) { return row.N, row.Matches })
+	page, last := pg.ScannedPage(all, limit, scan, func(row *scannedRow) (int, bool) { return row.N, row.Matches })
 	for i := range page {
 		row := &page[i]
 		found = append(found, OpenPayment{row.payment(), row.SaleName, time.Duration(row.LateSeconds) * time.Second})

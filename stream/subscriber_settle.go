@@ -278,10 +278,7 @@ func (c *ackCollector) add(id string, told func(sent bool)) {
 	first := len(c.waits.ids) == 1
 	c.mu.Unlock()
 	if first {
-		select {
-		case c.wake <- struct{}{}:
-		default:
-		}
+		c.signal()
 	}
 }
 
@@ -290,6 +287,10 @@ func (c *ackCollector) putBack(a acks) {
 	c.mu.Lock()
 	c.waits = acks{append(a.ids, c.waits.ids...), append(a.told, c.waits.told...)}
 	c.mu.Unlock()
+	c.signal()
+}
+
+func (c *ackCollector) signal() {
 	select {
 	case c.wake <- struct{}{}:
 	default:

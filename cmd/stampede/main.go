@@ -190,7 +190,7 @@ const exitStatuses = "Exit status: 0, all is well; 1, a promise is broken, a set
 	"2, the command line or a setting is wrong, and nothing was done; 3, something could not be looked at, for example " +
 	"because a server does not answer."
 
-// look is embedded by commands that change nothing. If they cannot read what they show, their exit status is
+// readOnly is embedded by commands that change nothing. If they cannot read what they show, their exit status is
 // exitUnknown, because nothing is known to be wrong.
 type readOnly struct{}
 
@@ -201,8 +201,8 @@ func onlyReads(command *kong.Node) bool {
 	if command == nil || !command.Target.CanAddr() {
 		return false
 	}
-	_, looks := command.Target.Addr().Interface().(interface{ onlyReads() })
-	return looks
+	_, reads := command.Target.Addr().Interface().(interface{ onlyReads() })
+	return reads
 }
 
 // unseen wraps the error of a command that only looks, unless the error is what it found: that there is no such thing,

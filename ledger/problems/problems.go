@@ -129,7 +129,8 @@ var table = []Known{
 	},
 	{
 		order.ErrNotUnclear, notUnclear, "Only a payment that is unclear can be dismissed. Look at its state.",
-		"The payment is not unclear.", "Look at its state: somebody may have decided about it meanwhile.",
+		"The payment is not unclear.",
+		"Nothing was done. Another operator may have been faster, or its report was repeated and can be read now.",
 	},
 	{
 		Err: reservation.ErrReservationDamaged, Kind: Internal,

@@ -393,16 +393,16 @@ func (c *reader) Search(
 	}
 	rows, _ := c.Pool.Query(ctx, sql.CatalogSearchSales, f.Name, zeronull.Text(f.State), zeronull.UUID(after), look,
 		limit+1) // rows carry the error
-	type scanned struct {
+	type scannedRow struct {
 		FoundSale
 		Matches bool
 		N       int
 	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[scanned])
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[scannedRow])
 	if err != nil {
 		return nil, uuid.Nil, fmt.Errorf("%w: search sales: %w", reservation.ErrUnavailable, err)
 	}
-	page, last := pg.ScannedPage(all, limit, look, func(row *scanned) (int, bool) { return row.N, row.Matches })
+	page, last := pg.ScannedPage(all, limit, look, func(row *scannedRow) (int, bool) { return row.N, row.Matches })
 	for i := range page {
 		sales = append(sales, page[i].FoundSale)
 	}
