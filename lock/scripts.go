@@ -139,11 +139,8 @@ const lostLock = -1
 // unknown, or lostLock.
 func (s scripts) sendRelease(ctx context.Context, c scriptCall, owner string, keys []string) ([]int, error) {
 	names := append([]string{s.inSlotWith(keys[0], string(c.receipt))}, keys...)
-	publish, notified := s.publish(), make([]int, len(keys))
-	if s.vanishing {
-		publish = "none"
-	}
-	err := parseAnswers(lua.LockRelease.Run(ctx, s.rdb, names, decimal(c.serial), receiptMS, owner, publish, s.kept()),
+	notified := make([]int, len(keys))
+	err := parseAnswers(lua.LockRelease.Run(ctx, s.rdb, names, decimal(c.serial), receiptMS, owner, s.publish(), s.kept()),
 		len(keys), func(i int, answer string) bool {
 			word, digits, _ := strings.Cut(answer, " ")
 			notified[i], _ = strconv.Atoi(digits)

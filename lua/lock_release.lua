@@ -16,8 +16,8 @@
 --   1  serial      of this call, larger than any earlier one that used this receipt
 --   2  receipt_ms  how long a repeat of this call is recognized
 --   3  owner       who took the locks
---   4  publish     publish, or spublish in a cluster, where Redisson listens to sharded channels; or none
---   5  kept        as the locks were taken: kept or vanishing
+--   4  publish     publish, or spublish in a cluster, where Redisson listens to sharded channels
+--   5  kept        as the locks were taken: kept; or vanishing, for which nobody listens
 -- Answers
 --   {answer, answer, ...}, one for each lock, in the order given
 --   released  the owner held the lock, which is now free
@@ -30,8 +30,8 @@ end
 if not string.find(ARGV[1] .. ' ' .. ARGV[2], '^[1-9]%d* [1-9]%d*$') then
   return redis.error_reply('ERR arguments 1 and 2 must be whole numbers above 0')
 end
-if ARGV[4] ~= 'publish' and ARGV[4] ~= 'spublish' and ARGV[4] ~= 'none' then
-  return redis.error_reply('ERR argument 4 must be publish, spublish or none')
+if ARGV[4] ~= 'publish' and ARGV[4] ~= 'spublish' then
+  return redis.error_reply('ERR argument 4 must be publish or spublish')
 end
 if ARGV[5] == 'vanishing' then
   pcall(redis.set_repl, redis.REPL_NONE) -- a server without it logs them
@@ -45,7 +45,7 @@ for i = 2, #KEYS do
   -- pcall: a key overwritten with another type is a lost lock. The rest is released.
   if redis.pcall('HDEL', KEYS[i], ARGV[3]) == 1 then
     answers[i - 1], letters[i - 1] = 'released', 'r'
-    if ARGV[4] ~= 'none' then
+    if ARGV[5] == 'kept' then
       local name = string.find(KEYS[i], '{', 1, true) and KEYS[i] or '{' .. KEYS[i] .. '}'
       local receivers = redis.call(ARGV[4], 'redisson_lock__channel:' .. name, '0')
       if receivers > 0 then answers[i - 1] = 'notified ' .. receivers end
