@@ -134,18 +134,13 @@ func TestOutcomesAreNotLogged(t *testing.T) {
 	rdb := testkit.Control(t, own.URL)
 	keys := reservation.Keys{Prefix: "stampede", Partitions: 1}
 	_, o, run := testwork.PublishingLedger(t, testkit.Pool(t), rdb, keys)
-	logged := func() string {
-		stats, err := rdb.(*redis.Client).InfoMap(t.Context(), "persistence").Result()
-		require.NoError(t, err)
-		return stats["Persistence"]["aof_current_size"]
-	}
-	before := logged()
+	before := testkit.Logged(t, rdb)
 	o.Enqueue([]order.OrderOutcome{{OrderID: uuid.New(), Status: order.StatusConfirmed, Version: 2}})
 	run()()
 	require.Len(t, published(t, rdb, keys), 1)
-	require.Equal(t, before, logged())
+	require.Equal(t, before, testkit.Logged(t, rdb))
 	require.NoError(t, rdb.Set(t.Context(), "x", "y", 0).Err())
-	require.NotEqual(t, before, logged(), "the size of the file shows what is logged")
+	require.NotEqual(t, before, testkit.Logged(t, rdb), "the size of the file shows what is logged")
 }
 
 // Without Redis, outcomes that do not fit into the queue are dropped immediately.

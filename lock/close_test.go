@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -413,16 +412,6 @@ func TestNewestAbandonedCallIsReleased(t *testing.T) {
 	testkit.Eventually(t, startsWithin, "the release", func() bool { return b.depth(b.key("bob")) == 0 })
 }
 
-// logged is how many bytes the server has written to its append-only file.
-func logged(t *testing.T, rdb redis.UniversalClient) (bytes int64) {
-	t.Helper()
-	stats, err := rdb.(*redis.Client).InfoMap(t.Context(), "persistence").Result()
-	require.NoError(t, err)
-	bytes, err = strconv.ParseInt(stats["Persistence"]["aof_current_size"], 10, 64)
-	require.NoError(t, err)
-	return bytes
-}
-
 // Locks that may vanish exclude as others do, are renewed and released, and reach no disk. A key that ends there has a
 // DEL in the file, which changes nothing when it is read.
 func TestMayVanishWritesNothingToDisk(t *testing.T) {
@@ -430,7 +419,7 @@ func TestMayVanishWritesNothingToDisk(t *testing.T) {
 	ctx, names := t.Context(), b.names(100)
 	use := func(l *lock.Locker) int64 {
 		t.Helper()
-		before := logged(t, b.rdb)
+		before := testkit.Logged(t, b.rdb)
 		lease, _, err := l.TryEach(ctx, names)
 		require.NoError(t, err)
 		_, busy, err := l.TryEach(ctx, names)
@@ -444,7 +433,7 @@ func TestMayVanishWritesNothingToDisk(t *testing.T) {
 		})
 		require.NoError(t, lease.Release(ctx))
 		require.Zero(t, b.rdb.Exists(ctx, names...).Val())
-		return logged(t, b.rdb) - before
+		return testkit.Logged(t, b.rdb) - before
 	}
 	vanishing := newLocker(t, b.rdb, lock.MayVanish(), lock.WithLease(300*time.Millisecond))
 	require.Zero(t, use(vanishing))

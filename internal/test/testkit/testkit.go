@@ -210,6 +210,20 @@ func (h HookAll) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 	}
 }
 
+// Logged is how many bytes a server of Redis has in its append-only file.
+func Logged(t testing.TB, rdb redis.UniversalClient) int64 {
+	t.Helper()
+	stats, err := rdb.(*redis.Client).InfoMap(t.Context(), "persistence").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bytes, err := strconv.ParseInt(stats["Persistence"]["aof_current_size"], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes
+}
+
 // Ports are below those that systems give to connections and to listeners on port 0, and those of private servers: none
 // of them takes one before its process listens.
 const portFirst, ports = 10_000, 5_000
