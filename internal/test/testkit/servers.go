@@ -294,7 +294,7 @@ func newDatabase(t testing.TB) (string, error) {
 		return "", err
 	}
 	name := "stampede_test_" + strings.ToLower(rand.Text())
-	if err := administer(ctx, server, "CREATE DATABASE "+name+" TEMPLATE "+template); err != nil {
+	if err := administer(ctx, server, "CREATE DATABASE "+name+" TEMPLATE "+template+" STRATEGY FILE_COPY"); err != nil {
 		return "", err
 	}
 	t.Cleanup(func() {
