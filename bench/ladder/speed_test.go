@@ -36,7 +36,11 @@ const (
 	p50        = "p50"
 	p99        = "p99"
 
-	cpu = "CPU, µs, " // and a role
+	cpu   = "CPU, µs, "                // and a role
+	syncs = "syncs for 1,000 orders, " // and a server
+
+	// cpuOfShop is the CPU time of an order in all processes but the load and the proxy.
+	cpuOfShop = cpu + "of the shop"
 )
 
 // cpuFigures are in the order of rig.Roles.
@@ -101,7 +105,7 @@ func (r rung) closedLoop(b *testing.B, s *rig.System, v rig.Values, connections 
 	if r.writes() {
 		s.Await(warmed, turnDuration(b))
 	}
-	began, unitsBefore, cpuBefore := time.Now(), s.Shop.Units(), s.CPU()
+	began, unitsBefore, cpuBefore, syncsBefore := time.Now(), s.Shop.Units(), s.CPU(), s.Shop.Syncs()
 	load := s.Crowd(1)
 	load.Connections, load.For = connections, turnDuration(b)
 	answers := s.Measure(load)
@@ -115,14 +119,20 @@ func (r rung) closedLoop(b *testing.B, s *rig.System, v rig.Values, connections 
 		written = s.Await(warmed+answers.Wanted, turnDuration(b)) - unitsBefore
 		v[durable] = float64(written) / time.Since(began).Seconds()
 	}
+	for role, n := range s.Shop.Syncs().Since(syncsBefore) {
+		v[syncs+role] = 1000 * float64(n) / float64(answers.Wanted)
+	}
 	used := s.CPU().Since(cpuBefore)
-	for _, role := range rig.Roles {
+	for role := range used {
 		orders := answers.Wanted
 		if role == rig.Worker || role == rig.Postgres {
 			orders = written
 		}
-		if spent, found := used.PerOrder(orders)[role]; found && orders > 0 {
-			v[cpu+role] = spent
+		if orders > 0 {
+			v[cpu+role] = used.PerOrder(orders)[role]
+		}
+		if role != rig.Load && role != rig.Proxy {
+			v[cpuOfShop] += v[cpu+role]
 		}
 	}
 }
@@ -322,7 +332,9 @@ func (r rung) arrivals(b *testing.B, rates []int, round int) rig.Values {
 		now := rig.Values{}
 		for role, each := range s.CPU().Since(before).PerOrder(answers.Wanted) {
 			now[cpu+role] = each
-			now[cpuOfAll] += each
+			if role != rig.Proxy {
+				now[cpuOfAll] += each
+			}
 		}
 		recordLatencies(now, answered, answers)
 		if r.isOurs() {

@@ -145,10 +145,11 @@ const (
 	Worker   = "worker"
 	Redis    = "Redis"
 	Postgres = "Postgres"
-	Load     = "load" // the benchmark itself
+	Load     = "load"  // the benchmark itself
+	Proxy    = "proxy" // the distance of Conditions
 )
 
-// Roles lists all roles in the order in which an order passes them.
+// Roles lists all roles but the proxy in the order in which an order passes them.
 var Roles = []string{Load, Front, Redis, Worker, Postgres}
 
 // Usage is CPU time, user and system, by role.

@@ -5,6 +5,7 @@ package rig
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
 	"math"
@@ -31,8 +32,8 @@ var (
 )
 
 var (
-	// figures are the results of the benchmarks of this process.
-	figures page
+	// figures are the results of the benchmarks of this process, by Table.Page.
+	figures = map[string]*page{}
 	// measuredWith are the versions of the servers and programs that took part.
 	measuredWith []string
 	// atExit are called after all benchmarks, the last one first.
@@ -40,7 +41,12 @@ var (
 )
 
 // Put adds a table to the page, or replaces the one with the same title.
-func Put(t Table) { figures.put(t) }
+func Put(t Table) {
+	if figures[t.Page] == nil {
+		figures[t.Page] = &page{}
+	}
+	figures[t.Page].put(t)
+}
 
 // MeasuredWith names a server or a program and its version on the page.
 func MeasuredWith(version string) { measuredWith = append(measuredWith, version) }
@@ -55,25 +61,29 @@ func Main(m *testing.M, name string, modules ...string) {
 	if os.Getenv(front.Env) != "" {
 		os.Exit(front.Main(designs.Find))
 	}
+	if text := os.Getenv(distanceEnv); text != "" {
+		fmt.Fprintln(os.Stderr, proxyMain(text))
+		os.Exit(1)
+	}
 	flag.Parse()
-	if *only != "" && *figuresFolder != "" {
-		fmt.Fprintln(os.Stderr, "-figures writes pages about all candidates: it cannot be combined with -only")
+	if (*only != "" || conditions != Conditions{}) && *figuresFolder != "" {
+		fmt.Fprintln(os.Stderr, "-figures writes pages about all candidates on this machine as it is: it cannot be "+
+			"combined with -only, -sync or -round-trip")
 		os.Exit(2)
 	}
 	code := m.Run()
-	text := figures.markdown()
-	if text != "" {
-		text = "Measured " + time.Now().UTC().Format(time.DateOnly) + " on " + machine() + ", with " +
-			versions(modules) + ".\n\n" + text
-		fmt.Printf("\n%s", text)
-	}
 	for _, stop := range slices.Backward(atExit) {
 		stop()
 	}
-	if *figuresFolder != "" && text != "" && code == 0 {
-		if err := replaceFigures(filepath.Join(*figuresFolder, name+".md"), text); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
+	for other, page := range figures {
+		text := "Measured " + time.Now().UTC().Format(time.DateOnly) + " on " + machine() + ", with " +
+			versions(modules) + ".\n\n" + page.markdown()
+		fmt.Printf("\n%s", text)
+		if *figuresFolder != "" && code == 0 {
+			if err := replaceFigures(filepath.Join(*figuresFolder, cmp.Or(other, name)+".md"), text); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				code = 1
+			}
 		}
 	}
 	os.Exit(code)
@@ -273,6 +283,8 @@ func InMillis(d time.Duration) float64 { return float64(d) / float64(time.Millis
 
 // Table is a result of a benchmark for human readers.
 type Table struct {
+	// Page is the page of the table if it is not that of Main.
+	Page  string
 	Title string
 	// Note is printed above the table and says what was measured.
 	Note string

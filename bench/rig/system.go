@@ -79,6 +79,9 @@ func (s *System) processes() []*Process {
 func (s *System) CPU() Usage {
 	s.b.Helper()
 	usage := s.Shop.CPU()
+	for _, p := range s.Shop.proxies {
+		usage[Proxy] += ProcessCPU(s.b, p.Pid())
+	}
 	for role, processes := range map[string][]*Process{Front: s.Fronts, Worker: s.Workers} {
 		for _, p := range processes {
 			p.requireRunning()
@@ -216,10 +219,12 @@ type Shop struct {
 	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient
 
-	b        testing.TB
-	servers  *servers
-	database string
-	closed   bool
+	b          testing.TB
+	servers    *servers
+	conditions Conditions
+	proxies    []*Process // between the candidates and the servers
+	database   string
+	closed     bool
 }
 
 var shopSerial atomic.Uint64
@@ -229,20 +234,20 @@ var shopSerial atomic.Uint64
 // does without.
 func Open(b testing.TB) *Shop {
 	b.Helper()
-	on := start(b)
+	on := start(b, conditions)
 	name := "bench" + strconv.FormatUint(shopSerial.Add(1), 10)
 	on.administer(b, "CREATE DATABASE "+name+" TEMPLATE "+templateDatabase)
 	if !isSmoke(b) {
 		on.administer(b, "CHECKPOINT")
 	}
 	s := &Shop{
-		RedisURL: on.redis.URL, DatabaseURL: databaseURL(on.postgres.URL, name), prefix: name,
-		Redis: on.control, b: b, servers: on, database: name,
+		prefix: name, Redis: on.control, b: b, servers: on, conditions: conditions, database: name,
 	}
 	b.Cleanup(s.Close)
 	var err error
-	s.Pool, err = connect.Postgres(b.Context(), s.DatabaseURL, 2)
+	s.Pool, err = connect.Postgres(b.Context(), databaseURL(on.postgres.URL, name), 2)
 	require.NoError(b, err)
+	s.RedisURL, s.DatabaseURL = s.through(on.redis.URL), s.through(databaseURL(on.postgres.URL, name))
 	return s
 }
 
@@ -258,6 +263,9 @@ func (s *Shop) Close() {
 		return
 	}
 	s.closed = true
+	for _, p := range s.proxies {
+		p.Kill()
+	}
 	if s.Pool != nil {
 		s.Pool.Close()
 	}
@@ -379,43 +387,49 @@ func databaseURL(server, name string) string {
 // templateDatabase is migrated and empty; each shop gets a copy.
 const templateDatabase = "stampede_bench_template"
 
-// servers are the Redis and the Postgres of this process, shared by all its benchmarks.
+// servers are a Redis and a Postgres of this process, shared by all its benchmarks with the same Conditions.
 type servers struct {
 	redis    *localserver.Redis
 	postgres *localserver.Postgres
 	control  redis.UniversalClient // for cleanup and queries; no candidate uses it
+	syncs    map[string]string     // the files with the counts of Shop.Syncs, by server
 }
 
-var running *servers
+// running are the started servers by their conditions, which have no distance.
+var running = map[Conditions]*servers{}
 
 // start starts the servers on first use.
-func start(b testing.TB) *servers {
+func start(b testing.TB, c Conditions) *servers {
 	b.Helper()
-	if running != nil {
-		return running
+	c.RoundTrip = 0
+	if running[c] != nil {
+		return running[c]
 	}
 	ctx := context.Background() // the servers outlive the benchmark
-	s := &servers{}
+	s := &servers{syncs: make(map[string]string)}
 	var err error
 	s.redis, err = localserver.StartRedis(ctx, localserver.RedisOptions{Settings: map[string]string{
 		// A rewrite of the append-only file during a turn would be measured as well: see Shop.Close.
 		"auto-aof-rewrite-percentage": "0",
-	}})
+	}, Env: s.preload(b, c, Redis)})
 	require.NoError(b, err)
-	running = s
+	first := len(running) == 0
+	running[c] = s
 	AtExit(s.stop)
 	s.postgres, err = localserver.StartPostgres(ctx, localserver.PostgresOptions{Settings: map[string]string{
 		// So would a timed checkpoint: Open makes one before each turn.
 		"checkpoint_timeout": "1h",
 		// Records when each order was committed.
 		"track_commit_timestamp": "on",
-	}})
+	}, Env: s.preload(b, c, Postgres)})
 	require.NoError(b, err)
 	s.control, err = connect.Control(s.redis.URL)
 	require.NoError(b, err)
 	s.administer(b, "CREATE DATABASE "+templateDatabase)
 	require.NoError(b, migrate.Up(ctx, databaseURL(s.postgres.URL, templateDatabase)))
-	MeasuredWith(s.versions(b))
+	if first {
+		MeasuredWith(s.versions(b))
+	}
 	return s
 }
 

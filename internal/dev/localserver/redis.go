@@ -22,6 +22,8 @@ import (
 type RedisOptions struct {
 	// Settings add to or replace the defaults, as in redis.conf ("maxmemory": "50mb").
 	Settings map[string]string
+	// Env adds to the environment of the server ("LD_PRELOAD=…").
+	Env []string
 }
 
 // Redis is a private Redis server that syncs every write before it answers, and does not evict. Its
@@ -42,6 +44,7 @@ func StartRedis(ctx context.Context, o RedisOptions) (*Redis, error) {
 		return nil, err
 	}
 	s.args = func(port int) []string { return redisArgs(port, o.Settings) }
+	s.env = o.Env
 	if err := s.start(ctx, freePort); err != nil {
 		return nil, err
 	}
