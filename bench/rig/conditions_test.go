@@ -11,7 +11,7 @@ import (
 
 // The conditions are Conditions of the candidates, and not of the rig's own connections.
 func TestShopHasItsConditions(t *testing.T) {
-	const extra = 30 * time.Millisecond
+	const extra = 5 * time.Millisecond
 	took := func(do func() error) time.Duration {
 		began := time.Now()
 		require.NoError(t, do())
