@@ -57,6 +57,7 @@ var (
 	Trim     = script("trim")
 	Announce = script("announce")
 	Clock    = script("clock")
+	Probe    = script("probe")
 	SetAside = script("set_aside")
 )
 

@@ -24,6 +24,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/retry"
+	"stampede/lua"
 	"stampede/reservation/order"
 )
 
@@ -162,6 +163,16 @@ func TryWrite(ctx context.Context, rdb redis.Cmdable, keys Keys, partition int) 
 		return nil
 	}
 	return err
+}
+
+// ProbeWrite writes a mark of a second, which is to survive a crash if logged is true, so that its caller can measure how
+// long that takes.
+func ProbeWrite(ctx context.Context, rdb redis.Scripter, keys Keys, partition int, logged bool) error {
+	flag := 0
+	if logged {
+		flag = 1
+	}
+	return lua.Probe.Run(ctx, rdb, []string{keys.in(partition, "probe")}, flag).Err()
 }
 
 // RefusalCode returns the first word of an answer of Redis that is an error, such as OOM; it is empty for other errors.

@@ -163,6 +163,7 @@ var (
 	DeadLetterMarkReplayed  = query("deadletter/mark_replayed")
 	DeadLetterPark          = query("deadletter/park")
 
+	DoctorCommit            = query("doctor/commit")
 	DoctorDefaultPartitions = query("doctor/default_partitions")
 	DoctorServerSettings    = query("doctor/server_settings")
 	DoctorUnitsOnSale       = query("doctor/units_on_sale")

@@ -453,7 +453,9 @@ func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, ser
 	if errors.Is(err, reservation.ErrSaleNotFound) {
 		return nil, "", err
 	} // any other error is that of a server reported above, or a missing schema
-	return slices.Concat(findings, more, keys), doctor.Servers(ctx, rdb, pool), nil
+	progress.Step(ctx, "measuring Redis and Postgres")
+	speeds := doctor.Speeds(ctx, rdb, pool)
+	return slices.Concat(findings, more, keys, speeds), doctor.Servers(ctx, rdb, pool), nil
 }
 
 func away(server, variable, why string, err error) doctor.Finding {

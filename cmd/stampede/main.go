@@ -54,7 +54,7 @@ type cli struct {
 	Rebuild     rebuildCmd     `cmd:"" help:"Rebuild the stock in Redis from Postgres. Workers do this automatically after a loss of Redis. Sales are closed meanwhile."`
 	Reconcile   reconcileCmd   `cmd:"" help:"Repair differences between Redis and Postgres. Exit status 1 if some remain, 3 if something could not be checked."`
 	Projections projectionsCmd `cmd:"" help:"Rebuild what is derived from the log of orders."`
-	Doctor      doctorCmd      `cmd:"" help:"Check Redis, each node of a cluster, and Postgres for unsafe settings, Redis for enough memory for the units on sale, and the key set of the buyers' tokens for keys that cannot be used. Exit status 1 if a finding is unsafe, 3 if a server does not answer."`
+	Doctor      doctorCmd      `cmd:"" help:"Check Redis, each node of a cluster, and Postgres for unsafe settings, Redis for enough memory for the units on sale, and the key set of the buyers' tokens for keys that cannot be used. Measure round trips and syncs, and say what they cost. Exit status 1 if a finding is unsafe, 3 if a server does not answer."`
 	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"List, show, replay and discard dead letters."`
 	Relay       relayCmd       `cmd:"" help:"Hand the events of orders, payments and sales on to webhooks, Redis streams, Kafka or standard output."`
 	Dashboard   dashboardCmd   `cmd:"" help:"Run the operators' dashboard: what the installation does, what is wrong, and what to do."`

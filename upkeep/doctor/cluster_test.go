@@ -126,6 +126,11 @@ func TestClusterIsCheckedNodeByNode(t *testing.T) {
 	require.Empty(t, located(t, rdb))
 
 	requireMemoryPerMaster(t, cluster, rdb)
+	var measured []string
+	for _, f := range doctor.Speeds(t.Context(), rdb, pool) {
+		measured = append(measured, f.Node)
+	}
+	require.ElementsMatch(t, append(addresses(cluster.Nodes[:3]...), ""), measured, "each master, and Postgres")
 
 	// A replica freezes, and then its master dies.
 	lone, frozen := cluster.Nodes[1], cluster.Nodes[4]

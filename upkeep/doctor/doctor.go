@@ -1,5 +1,6 @@
 // Package doctor finds settings of Redis and Postgres under which Stampede cannot keep its promises, and keys of
-// buyers' tokens that cannot be used, and how to correct them.
+// buyers' tokens that cannot be used, and how to correct them. It measures how long both servers make buyers and orders
+// wait.
 package doctor
 
 import (
@@ -13,6 +14,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/keyset"
 )
 
 // Severity is what a finding means for the promises.
@@ -27,6 +30,8 @@ const (
 	Unchecked Severity = "unchecked"
 	// Away: the server does not answer, so it was not checked.
 	Away Severity = "away"
+	// Measured: nothing is wrong; What is how fast the server is, and Why what that costs.
+	Measured Severity = "measured"
 )
 
 // Finding is one problem.
@@ -39,7 +44,9 @@ type Finding struct {
 	Node string `json:"node,omitempty"`
 	What string `json:"what"`
 	Why  string `json:"why"`
-	Mend string `json:"mend"`
+	Mend string `json:"mend,omitempty"`
+	// Speed is set if it was measured.
+	Speed *Speed `json:"speed,omitempty"`
 }
 
 // Where names the server, and the nodes of a cluster.
@@ -57,17 +64,22 @@ func Any(findings []Finding, severity Severity) bool {
 
 // WriteText prints the findings as text.
 func WriteText(w io.Writer, findings []Finding) error {
-	for _, f := range findings {
-		if _, err := fmt.Fprintf(w, "%-9s  %s: %s\n           why:  %s\n           mend: %s\n", f.Severity, f.Where(),
-			f.What, f.Why, f.Mend); err != nil {
+	isWrong := func(f Finding) bool { return f.Severity != Measured }
+	if !slices.ContainsFunc(findings, isWrong) {
+		if _, err := fmt.Fprintln(w, "The settings of Redis and Postgres keep every promise."); err != nil {
 			return err
 		}
 	}
-	if len(findings) > 0 {
-		return nil
+	for _, f := range findings {
+		then := "why:  " + f.Why + "\n           mend: " + f.Mend
+		if !isWrong(f) {
+			then = "cost: " + f.Why
+		}
+		if _, err := fmt.Fprintf(w, "%-9s  %s: %s\n           %s\n", f.Severity, f.Where(), f.What, then); err != nil {
+			return err
+		}
 	}
-	_, err := fmt.Fprintln(w, "The settings of Redis and Postgres keep every promise.")
-	return err
+	return nil
 }
 
 // The URL must fit the kind of the server.
@@ -179,4 +191,44 @@ func clusterName(ctx context.Context, c *redis.ClusterClient) string {
 	}
 	slices.Sort(versions)
 	return fmt.Sprintf("%s (cluster; masters: %d, replicas: %d)", strings.Join(versions, " and "), masters, replicas)
+}
+
+// ignoredShown bounds the keys that a finding names.
+const ignoredShown = 10
+
+// KeySet fetches the key set that verifies the tokens of buyers, as an ingress does, and finds keys that cannot be
+// used.
+func KeySet(ctx context.Context, url string) []Finding {
+	keys, err := keyset.Fetch(ctx, url)
+	switch {
+	case keys == nil:
+		return []Finding{{
+			Severity: Away, Server: "key set", What: err.Error(),
+			Why:  "an ingress that starts now can identify no buyer, and refuses all of them until it has a key",
+			Mend: "repair the way to the provider, or correct STAMPEDE_JWKS_URL",
+		}}
+	case err != nil:
+		return []Finding{{
+			Severity: Unsafe, Server: "key set", What: err.Error() + ": " + shown(keys.Ignored),
+			Why:  "no token of a buyer can be verified",
+			Mend: "have the provider publish a public RSA key of 2048 bits or more, of P-256, P-384, P-521 or Ed25519, for sig",
+		}}
+	case len(keys.Ignored) == 0:
+		return nil
+	}
+	return []Finding{{
+		Severity: Warning, Server: "key set",
+		What: fmt.Sprintf("%d of %d keys cannot be used: %s", len(keys.Ignored), len(keys.Ignored)+keys.Len(),
+			shown(keys.Ignored)),
+		Why:  "tokens that they sign are refused",
+		Mend: "nothing if the provider signs no tokens of buyers with them; else have it publish them correctly",
+	}}
+}
+
+func shown(ignored []string) string {
+	more := ""
+	if n := len(ignored) - ignoredShown; n > 0 {
+		more = fmt.Sprintf("; and %d more", n)
+	}
+	return strings.Join(ignored[:min(len(ignored), ignoredShown)], "; ") + more
 }

@@ -2,6 +2,7 @@ package doctor_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -161,16 +162,26 @@ func TestPostgresFindsUnsafeSettings(t *testing.T) {
 
 func TestWriteText(t *testing.T) {
 	t.Parallel()
-	var out bytes.Buffer
-	require.NoError(t,
-		doctor.WriteText(&out, []doctor.Finding{
-			{doctor.Unsafe, "redis", "10.0.0.1:6379", "appendonly is no", "because", "do this"},
-		}))
-	assert.Equal(t, "unsafe     redis 10.0.0.1:6379: appendonly is no\n           why:  because\n           mend: do this\n",
-		out.String())
-	out.Reset()
-	require.NoError(t, doctor.WriteText(&out, nil))
-	assert.Contains(t, out.String(), "every promise")
+	text := func(findings ...doctor.Finding) string {
+		var out bytes.Buffer
+		require.NoError(t, doctor.WriteText(&out, findings))
+		return out.String()
+	}
+	wrong := doctor.Finding{
+		Severity: doctor.Unsafe, Server: "redis", Node: "10.0.0.1:6379", What: "appendonly is no", Why: "because",
+		Mend: "do this",
+	}
+	measured := doctor.Finding{
+		Severity: doctor.Measured, Server: "postgres", What: "a round trip takes long", Why: "an hour", Mend: "so what",
+	}
+	const (
+		shownWrong    = "unsafe     redis 10.0.0.1:6379: appendonly is no\n           why:  because\n           mend: do this\n"
+		shownMeasured = "measured   postgres: a round trip takes long\n           cost: an hour\n"
+		kept          = "The settings of Redis and Postgres keep every promise.\n"
+	)
+	assert.Equal(t, kept, text())
+	assert.Equal(t, kept+shownMeasured, text(measured))
+	assert.Equal(t, shownWrong+shownMeasured, text(wrong, measured))
 }
 
 func ownRedis(t *testing.T) *redis.Client {
@@ -331,4 +342,54 @@ func TestLargeDefaultPartitionIsNotLocked(t *testing.T) {
 		SELECT gen_random_uuid(), '01f00000-0000-7000-8000-000000000000', repeat('x', 1000), 1, 'voided', 2, n, 1, now(), now()
 		FROM generate_series(1, 20000) AS n`)
 	require.Equal(t, "orders_else order_events_2037_03", saleOf(t, pool, "ann"))
+}
+
+// Only one kind of the writes gets into the log, and nothing stays of them. A slow server is a warning.
+func TestSpeedIsMeasured(t *testing.T) {
+	t.Parallel()
+	rdb, pool := ownRedis(t), testkit.Pool(t)
+	probe := func(logged bool) (bytes int64) {
+		before := testkit.Logged(t, rdb)
+		keys := reservation.Keys{Prefix: "stampede", Partitions: 1}
+		require.NoError(t, reservation.ProbeWrite(t.Context(), rdb, keys, 0, logged))
+		return testkit.Logged(t, rdb) - before
+	}
+	require.Zero(t, probe(false))
+	require.Positive(t, probe(true))
+
+	found := doctor.Speeds(t.Context(), rdb, pool)
+	require.Len(t, found, 2)
+	for _, f := range found {
+		assert.Contains(t, f.What, fmt.Sprintf("a round trip takes %.2f ms, and a ", f.Speed.RoundTrip))
+		assert.Positive(t, f.Speed.RoundTrip, f.Server)
+	}
+	testkit.Eventually(t, 10*time.Second, "the mark of Redis vanishes", func() bool {
+		return rdb.DBSize(t.Context()).Val() == 0
+	})
+
+	rdb.AddHook(farAway{})
+	slow := doctor.Speeds(t.Context(), rdb, pool)[0]
+	assert.Equal(t, doctor.Warning, slow.Severity)
+	assert.GreaterOrEqual(t, slow.Speed.RoundTrip, 25.0)
+
+	away := testkit.Control(t, "redis://127.0.0.1:1")
+	found = doctor.Speeds(t.Context(), away, pool)
+	require.Len(t, found, 1)
+	assert.Equal(t, "postgres", found[0].Server)
+}
+
+// farAway is a hook that makes each round trip 25 ms longer.
+type farAway struct{}
+
+func (farAway) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (farAway) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (farAway) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		<-time.After(25 * time.Millisecond)
+		return next(ctx, cmd)
+	}
 }
