@@ -125,7 +125,7 @@ const callsInFlightMax = 2
 const askClientAfter = 250 * time.Millisecond
 
 // queue holds the requests to one shard of a sale. Requests that arrive during a call of the script leave together
-// in the next one. A second call starts during another one only for a full batch. There is no timer: a
+// in the next one. A second call starts during another one only for half of a full batch. There is no timer: a
 // single request leaves immediately, and load makes the batches (group commit; with appendfsync always
 // it is one fsync per batch).
 type queue struct {
@@ -267,7 +267,7 @@ func (q *queue) sendersFor(waiting int) int {
 	switch {
 	case waiting == 0:
 		return 0
-	case waiting < q.store.options.BatchMax:
+	case waiting < (q.store.options.BatchMax+1)/2:
 		return 1
 	default:
 		return callsInFlightMax

@@ -38,10 +38,10 @@ func (h heldCalls) process(next redis.ProcessHook, ctx context.Context, cmd redi
 	return next(ctx, cmd)
 }
 
-func TestFullBatchStartsSecondCall(t *testing.T) {
+func TestHalfBatchStartsSecondCall(t *testing.T) {
 	t.Parallel()
 	rdb := testkit.Redis(t)
-	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb, Store: reservation.StoreOptions{BatchMax: 2, QueueMax: 2}})
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb, Store: reservation.StoreOptions{BatchMax: 4, QueueMax: 2}})
 	sale := s.Sale(t, 100)
 	s.Buy(t, sale.ID, "warm-up")
 	held := heldCalls{requests: make(chan int, 100), released: make(chan struct{})}
@@ -62,7 +62,7 @@ func TestFullBatchStartsSecondCall(t *testing.T) {
 	require.Equal(t, 1, testshop.Answer(t, held.requests), "a single request leaves immediately")
 	buy()
 	buy()
-	require.Equal(t, 2, testshop.Answer(t, held.requests), "the next one waits until the batch is full")
+	require.Equal(t, 2, testshop.Answer(t, held.requests), "the next one waits until half a batch does")
 	for range 3 {
 		buy()
 	}
@@ -70,7 +70,7 @@ func TestFullBatchStartsSecondCall(t *testing.T) {
 	require.Empty(t, held.requests, "a third call waits for one of the two")
 
 	held.released <- struct{}{}
-	require.Equal(t, 2, testshop.Answer(t, held.requests), "the full batch follows the call that ended")
+	require.Equal(t, 2, testshop.Answer(t, held.requests), "they follow the call that ended")
 	buy()
 	held.released <- struct{}{}
 	requireReserved := func(n int) {
