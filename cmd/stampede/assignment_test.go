@@ -159,7 +159,7 @@ func (s *sharedShop) load(partitions []int, stock int, over time.Duration, durin
 	for _, p := range partitions {
 		sale := s.saleIn(p, int64(stock))
 		buyers, verifier := s.crowd(loadgen.Config{
-			URLs: []string{s.url}, Sale: sale, Buyers: stock, Over: over, DoubleClicks: 0.05,
+			URLs: []string{s.url}, Sale: sale, Buyers: stock, Arrivals: loadgen.Evenly(over), DoubleClicks: 0.05,
 		})
 		running.Go(func() { buyers.Run(s.t.Context()) })
 		checks = append(checks, func() { s.requireKept(buyers, verifier, sale, stock) })

@@ -179,7 +179,10 @@ func TestUsageErrorsNameMissingArguments(t *testing.T) {
 		"--cors-origins: \"https://*.shop.example\" is not an origin as browsers send it: list each host": {
 			"serve", "--cors-origins=https://*.shop.example",
 		},
-		"give --over or --rate, not both":         {"load", "--over=1s", "--rate=5"},
+		"give one of --over, --rate and --arrive": {"load", "--over=1s", "--rate=5"},
+		"--arrive=flash:fast: want a time":        {"load", "--admin-token=x", "--arrive=flash:fast"},
+		"--arrive: want flash:TIME or a file":     {"load", "--admin-token=x", "--arrive=even"},
+		`"p98=1s": want one of durable, failed,`:  {"load", "--admin-token=x", "--want=p98=1s"},
 		"(or STAMPEDE_SERVER) instead":            {"sale", "restock", uuid.NewString(), "-5"},
 		"reason must be 1 to 500 characters":      {"dlq", "discard", "1", "--reason", " "},
 		"or --admin-token (STAMPEDE_ADMIN_TOKEN)": {"load"},

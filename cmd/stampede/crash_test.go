@@ -47,7 +47,7 @@ func TestKilledWorkerLosesAndDuplicatesNoOrder(t *testing.T) {
 				victim.Start()
 
 				buyers, verifier := s.crowd(loadgen.Config{
-					URLs: []string{url}, Sale: sale, Buyers: crowdSize, Over: time.Second,
+					URLs: []string{url}, Sale: sale, Buyers: crowdSize, Arrivals: loadgen.Evenly(time.Second),
 					DoubleClicks: 0.1,
 				})
 				var running sync.WaitGroup
@@ -72,7 +72,7 @@ func TestKilledIngressLosesAndDuplicatesNoOrder(t *testing.T) {
 	s.worker("worker").Start()
 
 	buyers, verifier := s.crowd(loadgen.Config{
-		URLs: []string{url1, url2}, Sale: sale, Buyers: crowdSize, Over: 2 * time.Second, DoubleClicks: 0.2,
+		URLs: []string{url1, url2}, Sale: sale, Buyers: crowdSize, Arrivals: loadgen.Evenly(2 * time.Second), DoubleClicks: 0.2,
 	})
 	var running sync.WaitGroup
 	running.Go(func() { buyers.Run(t.Context()) })

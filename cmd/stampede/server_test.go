@@ -322,7 +322,7 @@ func loadCommand(t *testing.T, flags ...string) (*shop, *testkit.Cmd) {
 	s.worker("worker").Start()
 
 	load := s.command(append([]string{
-		"load", "--stock=50", "--buyers=200", "--rate=400", "--double-clicks=0.2", "--patience=5s",
+		"load", "--stock=50", "--buyers=200", "--arrive=flash:100ms", "--double-clicks=0.2", "--patience=5s",
 	}, flags...)...)
 	load.Setenv("STAMPEDE_LOAD_URL", "http://"+addr)
 	load.Setenv("STAMPEDE_JWT_SECRET", secret)
@@ -340,6 +340,21 @@ func TestLoadVerifiesEveryOrderInPostgres(t *testing.T) {
 	assert.Contains(t, load.Output(), "checked against Postgres, order by order: 50 accepted, 50 of them found")
 	assert.Contains(t, load.Output(), "durable")
 	assert.Equal(t, 8, strings.Count(load.Output(), " kept "), "the audit's promises")
+}
+
+func TestLoadSaysWhetherWantsAreMet(t *testing.T) {
+	t.Parallel()
+	course := filepath.Join(t.TempDir(), "course")
+	require.NoError(t, os.WriteFile(course, []byte("1764925200 150\n1764925201 50\n"), 0o600))
+	_, load := loadCommand(t, "--arrive="+course, "--want=failed=0,durable=1m,refused-p99=1m", "--want=p50=1ns")
+	load.Start()
+	assert.Equal(t, exitFailed, load.Wait(within).ExitCode())
+	for _, line := range []string{
+		"✓ 0 of 240 clicks failed, wanted at most 0%", "✓ from the first click until the last order was in Postgres ",
+		"✓ p99 of refusals ", "✗ p50 of accepted orders ",
+	} {
+		assert.Contains(t, load.Output(), line)
+	}
 }
 
 func TestLoadBuysBaskets(t *testing.T) {

@@ -219,7 +219,7 @@ func (d *demo) play(ctx context.Context) error {
 		return err
 	}
 	buyers, err := loadgen.New(loadgen.Config{
-		URLs: []string{d.ingress}, Sale: d.sale, Buyers: d.config.Buyers, Over: d.config.Over,
+		URLs: []string{d.ingress}, Sale: d.sale, Buyers: d.config.Buyers, Arrivals: loadgen.Evenly(d.config.Over),
 		Quantity: d.config.quantity(), Items: reservation.Terms{Items: d.config.Items}.Codes(),
 		DoubleClicks: d.config.DoubleClicks, Patience: patience,
 	})

@@ -44,11 +44,11 @@ const maxActiveBuyers = 4096
 // Config describes the buyers, their schedule and their behaviour.
 type Config struct {
 	// URLs are the ingresses, at least one. Buyers, second clicks and retries use them in turn.
-	URLs []string
-	Sale uuid.UUID
-	// Buyers is the number of buyers, evenly spread over the time Over.
+	URLs   []string
+	Sale   uuid.UUID
 	Buyers int
-	Over   time.Duration
+	// Arrivals is when they are due; nil for all at once.
+	Arrivals Arrivals
 	// Quantity is the units per purchase; 0 means 1.
 	Quantity int64
 	// Items are the codes of the items, in their order, of a sale that has some. The units of a purchase are then of
@@ -75,6 +75,9 @@ func (c *Config) setDefaults() {
 	if c.Connections == 0 {
 		c.Connections = 256
 	}
+	if c.Arrivals == nil {
+		c.Arrivals = Evenly(0)
+	}
 	if c.TryTimeout == 0 {
 		c.TryTimeout = 5 * time.Second
 	}
@@ -94,7 +97,7 @@ func (c Config) Validate() error {
 		return errors.New("a crowd needs the URL of an ingress")
 	case c.Buyers < 1 || c.Buyers > MaxBuyers:
 		return fmt.Errorf("buyers must be 1 to %d", MaxBuyers)
-	case c.Over < 0 || c.TryTimeout < 0 || c.Patience < 0:
+	case over(c.Arrivals, c.Buyers) < 0 || c.TryTimeout < 0 || c.Patience < 0:
 		return errors.New("durations must not be negative")
 	case !(c.DoubleClicks >= 0 && c.DoubleClicks <= 1): // true for NaN
 		return errors.New("the share of double clicks must be 0 to 1")
@@ -177,17 +180,12 @@ func (c *Crowd) sendBuyers(ctx context.Context, start time.Time) {
 		if buyer >= c.config.Buyers {
 			return
 		}
-		due := start.Add(dueAfter(buyer, c.config.Buyers, c.config.Over))
+		due := start.Add(c.config.Arrivals.due(buyer, c.config.Buyers))
 		if !retry.Pause(time.Until(due), ctx.Done()) {
 			return
 		}
 		c.buy(ctx, buyer, due)
 	}
-}
-
-// dueAfter spreads the buyers evenly; the first one is due immediately.
-func dueAfter(buyer, buyers int, over time.Duration) time.Duration {
-	return time.Duration(float64(over) * float64(buyer) / float64(buyers))
 }
 
 // buy runs one buyer: one click, or two at the same time.
@@ -223,10 +221,7 @@ func (c *Crowd) Progress() Progress {
 	p.Buyers = c.config.Buyers
 	if start := c.start.Load(); start != 0 {
 		p.Elapsed = time.Since(time.Unix(0, start))
-		p.Due = c.config.Buyers
-		if p.Elapsed < c.config.Over {
-			p.Due = int(float64(c.config.Buyers) * float64(p.Elapsed) / float64(c.config.Over))
-		}
+		p.Due = dueBy(c.config.Arrivals, c.config.Buyers, p.Elapsed)
 	}
 	return p
 }
@@ -235,7 +230,7 @@ func (c *Crowd) Progress() Progress {
 func (c *Crowd) Report() Report {
 	r := c.tally.report()
 	r.Buyers = c.config.Buyers
-	r.Over = c.config.Over
+	r.Over = over(c.config.Arrivals, c.config.Buyers)
 	r.Quantity = c.config.Quantity
 	return r
 }

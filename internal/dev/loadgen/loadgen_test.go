@@ -106,7 +106,7 @@ func send(t *testing.T, config Config) *Crowd {
 
 func TestLedgerHoldsEverySoldOrder(t *testing.T) {
 	s := &shop{stock: 300}
-	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 1000, Over: 200 * time.Millisecond, DoubleClicks: 0.3})
+	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 1000, Arrivals: Evenly(200 * time.Millisecond), DoubleClicks: 0.3})
 
 	orders, contradictions := c.Ledger().orders()
 	assert.Zero(t, contradictions)
@@ -136,7 +136,7 @@ func TestLatencyCountsFromDueTime(t *testing.T) {
 		<-stalled
 		return false
 	}}
-	c, err := New(Config{URLs: []string{openShop(t, s)}, Buyers: 600, Over: 600 * time.Millisecond})
+	c, err := New(Config{URLs: []string{openShop(t, s)}, Buyers: 600, Arrivals: Evenly(600 * time.Millisecond)})
 	require.NoError(t, err)
 	c.maxActive = 2
 	c.Run(t.Context())
@@ -274,7 +274,7 @@ func TestNewRejectsInvalidConfig(t *testing.T) {
 		"too many buyers":  func(c *Config) { c.Buyers = MaxBuyers + 1 },
 		"share above 1":    func(c *Config) { c.DoubleClicks = 1.1 },
 		"share NaN":        func(c *Config) { c.DoubleClicks = nan() },
-		"negative time":    func(c *Config) { c.Over = -1 },
+		"negative time":    func(c *Config) { c.Arrivals = Evenly(-1) },
 	} {
 		c := good()
 		invalidate(&c)

@@ -26,7 +26,8 @@ type Latencies struct {
 type Report struct {
 	Buyers       int           `json:"buyers"`
 	Over         time.Duration `json:"-"`             // the time over which they were due
-	Took         time.Duration `json:"-"`             // until the last answer
+	Began        time.Time     `json:"-"`             // when the first buyer was due
+	Took         time.Duration `json:"-"`             // from then until the last answer
 	Quantity     int64         `json:"quantity"`      // units per order
 	Clicks       int           `json:"clicks"`        // answered or abandoned
 	SecondClicks int           `json:"second_clicks"` // of them
@@ -224,4 +225,110 @@ func (c *Crowd) ShowProgress(ctx context.Context, w io.Writer, terminal bool) {
 			_, _ = io.WriteString(w, line+"\n")
 		}
 	}
+}
+
+// Want is what a report must not exceed.
+type Want struct {
+	Name string
+	// Limit is a time.Duration in nanoseconds, or a share of the clicks for "failed".
+	Limit float64
+}
+
+// UnmarshalText reads a want such as p99=250ms, durable=10s or failed=0.1%.
+func (w *Want) UnmarshalText(text []byte) (err error) {
+	*w, err = parseWant(string(text))
+	return err
+}
+
+func parseWant(text string) (Want, error) {
+	name, value, _ := strings.Cut(text, "=")
+	switch {
+	case name == WantFailed:
+		percent, isPercent := strings.CutSuffix(value, "%")
+		share, err := strconv.ParseFloat(percent, 64)
+		if isPercent {
+			share /= 100
+		}
+		if err != nil || !(share >= 0 && share < 1) {
+			return Want{}, fmt.Errorf("%q: want a share of the clicks, such as failed=0 or failed=0.1%%", text)
+		}
+		return Want{name, share}, nil
+	case !slices.ContainsFunc(wantedTimes, func(w wantedTime) bool { return w.name == name }):
+		return Want{}, fmt.Errorf("%q: want one of %s", text, strings.Join(wantNames(), ", "))
+	}
+	limit, err := time.ParseDuration(value)
+	if err != nil || limit <= 0 {
+		return Want{}, fmt.Errorf("%q: want a time above zero, such as %s=250ms", text, name)
+	}
+	return Want{name, float64(limit)}, nil
+}
+
+// Judgement is a want, and what was measured.
+type Judgement struct {
+	Want     string `json:"want"`
+	Measured bool   `json:"measured"`
+	Met      bool   `json:"met"`
+	// Text is a sentence for people, such as "p99 of accepted orders 41 ms, wanted 250 ms".
+	Text string `json:"text"`
+}
+
+// Judge compares the report with the wants.
+func (r Report) Judge(wants []Want) (all []Judgement) {
+	for _, w := range wants {
+		all = append(all, w.judge(r))
+	}
+	return all
+}
+
+func (w Want) judge(r Report) Judgement {
+	if w.Name == WantFailed {
+		share := float64(total(r.Failures)) / float64(max(r.Clicks, 1))
+		return Judgement{w.Name, r.Clicks > 0, share <= w.Limit, fmt.Sprintf("%s of %s clicks failed, wanted at most %s%%",
+			format.Count(total(r.Failures)), format.Count(r.Clicks), strconv.FormatFloat(100*w.Limit, 'f', -1, 64))}
+	}
+	wanted := wantedTimes[slices.IndexFunc(wantedTimes, func(t wantedTime) bool { return t.name == w.Name })]
+	limit := time.Duration(w.Limit)
+	took, measured := wanted.of(r)
+	if !measured {
+		return Judgement{w.Name, false, false, fmt.Sprintf("%s not measured, wanted %v", wanted.what, limit)}
+	}
+	return Judgement{w.Name, true, took <= limit, fmt.Sprintf("%s %v, wanted %v", wanted.what, took.Round(time.Millisecond), limit)}
+}
+
+// WantFailed is the want of the share of clicks without a valid answer.
+const WantFailed = "failed"
+
+type wantedTime struct {
+	name, what string
+	// of returns the time of a report; ok is false if it has none.
+	of func(Report) (took time.Duration, ok bool)
+}
+
+// wantedTimes are the times that may be wanted.
+var wantedTimes = slices.Concat(
+	wantedLatencies("", "accepted orders", func(r Report) Latencies { return r.Winners }),
+	wantedLatencies("refused-", "refusals", func(r Report) Latencies { return r.Losers }),
+	[]wantedTime{{"durable", "from the first click until the last order was in Postgres", Report.durableAfter}},
+)
+
+func wantedLatencies(prefix, of string, in func(Report) Latencies) (all []wantedTime) {
+	for name, figure := range map[string]func(Latencies) time.Duration{
+		"p50": func(l Latencies) time.Duration { return l.P50 },
+		"p99": func(l Latencies) time.Duration { return l.P99 },
+		"max": func(l Latencies) time.Duration { return l.Max },
+	} {
+		all = append(all, wantedTime{prefix + name, name + " of " + of, func(r Report) (time.Duration, bool) {
+			return figure(in(r)), in(r).Count > 0
+		}})
+	}
+	return all
+}
+
+func wantNames() []string {
+	names := []string{WantFailed}
+	for _, w := range wantedTimes {
+		names = append(names, w.name)
+	}
+	slices.Sort(names)
+	return names
 }

@@ -130,6 +130,7 @@ func (t *tally) report() Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return Report{
+		Began:         t.start,
 		Took:          t.lastAt.Sub(t.start),
 		Clicks:        t.clicks,
 		SecondClicks:  t.secondClicks,
@@ -183,6 +184,14 @@ type Durable struct {
 	Rate float64
 	// LastAt is when the last of them was seen, within durablePoll.
 	LastAt time.Time
+}
+
+// durableAfter is how long after the start of the crowd the last order was durable; ok is false unless all of them were.
+func (r Report) durableAfter() (took time.Duration, ok bool) {
+	if r.Durable == nil || r.Durable.Orders < r.Accepted || r.Accepted == 0 {
+		return 0, false
+	}
+	return r.Durable.LastAt.Sub(r.Began), true
 }
 
 func (d Durable) remark(r Report) string {
