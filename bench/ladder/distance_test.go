@@ -46,7 +46,8 @@ func BenchmarkDistance(b *testing.B) {
 			restore()
 			for _, r := range all {
 				under := []string{extra(roundTrip), extra(sync), r.title}
-				row := append(under, results.Ranges(rig.Count, r.name, accepted, durable)...)
+				row := append(under, results.Medians(rig.Count, r.name, accepted)...)
+				row = append(row, results.Ranges(rig.Count, r.name, durable)...)
 				row = append(row, ratioTo(results, ours, r, durable))
 				row = append(row, results.Medians(rig.Ratio, r.name, cpuOfShop)...)
 				row = append(row, ratioTo(results, ours, r, cpuOfShop))
