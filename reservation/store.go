@@ -165,8 +165,8 @@ func TryWrite(ctx context.Context, rdb redis.Cmdable, keys Keys, partition int) 
 	return err
 }
 
-// ProbeWrite writes a mark of a second, which is to survive a crash if logged is true, so that its caller can measure how
-// long that takes.
+// ProbeWrite writes a mark of a second, which is to survive a crash if logged is true, so that its caller can measure
+// how long that takes.
 func ProbeWrite(ctx context.Context, rdb redis.Scripter, keys Keys, partition int, logged bool) error {
 	flag := 0
 	if logged {

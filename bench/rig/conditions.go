@@ -149,6 +149,7 @@ func proxyMain(text string) error {
 		return err
 	}
 	p := &proxy{delay: delay, onTheWay: make(chan packet, packetsMax)}
+	p.buffers.New = func() any { return new([packetBytes]byte) }
 	go p.deliver()
 	fmt.Println(proxyAddress + listener.Addr().String())
 	for {
@@ -179,20 +180,18 @@ const (
 
 // packet is what one read returned.
 type packet struct {
-	due  time.Time
-	to   net.Conn
-	data []byte
-	end  bool // nothing follows
+	due    time.Time
+	to     net.Conn
+	buffer *[packetBytes]byte
+	n      int  // the bytes of buffer that are filled
+	end    bool // nothing follows
 }
 
 func (p *proxy) carry(from, to net.Conn) {
 	for {
-		data, ok := p.buffers.Get().([]byte)
-		if !ok {
-			data = make([]byte, packetBytes)
-		}
-		n, err := from.Read(data)
-		p.onTheWay <- packet{due: time.Now().Add(p.delay), to: to, data: data[:n], end: err != nil}
+		buffer := p.buffers.Get().(*[packetBytes]byte)
+		n, err := from.Read(buffer[:])
+		p.onTheWay <- packet{due: time.Now().Add(p.delay), to: to, buffer: buffer, n: n, end: err != nil}
 		if err != nil {
 			return
 		}
@@ -207,11 +206,11 @@ func (p *proxy) deliver() {
 			pause := syscall.NsecToTimespec(left.Nanoseconds())
 			_ = syscall.Nanosleep(&pause, nil) // a signal may end it early
 		}
-		_, err := next.to.Write(next.data)
+		_, err := next.to.Write(next.buffer[:next.n])
 		if next.end || err != nil {
 			_ = next.to.Close()
 		}
-		p.buffers.Put(next.data[:packetBytes]) //nolint:staticcheck // a slice: three words each
+		p.buffers.Put(next.buffer)
 	}
 }
 

@@ -72,7 +72,8 @@ func TestKilledIngressLosesAndDuplicatesNoOrder(t *testing.T) {
 	s.worker("worker").Start()
 
 	buyers, verifier := s.crowd(loadgen.Config{
-		URLs: []string{url1, url2}, Sale: sale, Buyers: crowdSize, Arrivals: loadgen.Evenly(2 * time.Second), DoubleClicks: 0.2,
+		URLs: []string{url1, url2}, Sale: sale, Buyers: crowdSize, Arrivals: loadgen.Evenly(2 * time.Second),
+		DoubleClicks: 0.2,
 	})
 	var running sync.WaitGroup
 	running.Go(func() { buyers.Run(t.Context()) })

@@ -116,7 +116,9 @@ func TestKilledRelaysTellShopOfEveryOrder(t *testing.T) {
 		r.Start()
 	}
 	sale := s.sale(url, stock)
-	buyers, verifier := s.crowd(loadgen.Config{URLs: []string{url}, Sale: sale, Buyers: crowdSize, Arrivals: loadgen.Evenly(2 * time.Second)})
+	buyers, verifier := s.crowd(loadgen.Config{
+		URLs: []string{url}, Sale: sale, Buyers: crowdSize, Arrivals: loadgen.Evenly(2 * time.Second),
+	})
 	var running sync.WaitGroup
 	running.Go(func() { buyers.Run(t.Context()) })
 	for range 4 {

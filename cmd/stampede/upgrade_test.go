@@ -280,7 +280,8 @@ func (u *upgrade) roll() {
 	const perSecond = 150
 	over := 10 * time.Minute // longer than this takes; the crowd is ended
 	buyers, verifier := u.crowd(loadgen.Config{
-		URLs: []string{u.balancer.url}, Sale: sale, Buyers: perSecond * int(over/time.Second), Arrivals: loadgen.Evenly(over), DoubleClicks: 0.2,
+		URLs: []string{u.balancer.url}, Sale: sale, Buyers: perSecond * int(over/time.Second),
+		Arrivals: loadgen.Evenly(over), DoubleClicks: 0.2,
 		Auth: loadgen.JWTAuth{Secret: []byte(jwtSecret)},
 	})
 	customers := &customers{upgrade: u, sale: u.createSale(`{"name":"payers","stock":100000,"payment_window_seconds":600,` +

@@ -15,16 +15,16 @@ func TestBuyersArriveAsTheyShould(t *testing.T) {
 	require.NoError(t, err)
 	for name, c := range map[string]struct {
 		arrivals Arrivals
-		// times of the first buyer, of those after a quarter, a half and three quarters, and of the last of 1,000
-		want [5]time.Duration
+		// seconds of the first buyer, of those after a quarter, a half and three quarters, and of the last of 1,000
+		want [5]float64
 	}{
-		"evenly":   {Evenly(8 * time.Second), [5]time.Duration{0, 2 * time.Second, 4 * time.Second, 6 * time.Second, 8 * time.Second}},
-		"flash":    {Flash(time.Second), [5]time.Duration{0, 415 * time.Millisecond, time.Second, 2 * time.Second, 10 * time.Second}},
-		"recorded": {recorded, [5]time.Duration{0, 3 * time.Second, 3333 * time.Millisecond, 3667 * time.Millisecond, 4 * time.Second}},
-		"at once":  {Evenly(0), [5]time.Duration{}},
+		"evenly":   {Evenly(8 * time.Second), [5]float64{0, 2, 4, 6, 8}},
+		"flash":    {Flash(time.Second), [5]float64{0, 0.415, 1, 2, 10}},
+		"recorded": {recorded, [5]float64{0, 3, 3.333, 3.667, 4}},
+		"at once":  {Evenly(0), [5]float64{}},
 	} {
 		for i, buyer := range []int{0, 250, 500, 750, 999} {
-			assert.InDelta(t, c.want[i], c.arrivals.due(buyer, 1000), float64(40*time.Millisecond), "%s, buyer %d", name, buyer)
+			assert.InDelta(t, c.want[i], c.arrivals.due(buyer, 1000).Seconds(), 0.04, "%s, buyer %d", name, buyer)
 		}
 		assert.Equal(t, 1000, dueBy(c.arrivals, 1000, over(c.arrivals, 1000)), name)
 	}
@@ -60,9 +60,11 @@ func TestWantsAreJudged(t *testing.T) {
 		Durable: &Durable{Orders: 10, LastAt: began.Add(1400 * time.Millisecond)},
 	}
 	for text, want := range map[string]Judgement{
-		"p99=41ms":        {"p99", true, true, "p99 of accepted orders 41ms, wanted 41ms"},
-		"max=999ms":       {"max", true, false, "max of accepted orders 1s, wanted 999ms"},
-		"durable=1.4s":    {"durable", true, true, "from the first click until the last order was in Postgres 1.4s, wanted 1.4s"},
+		"p99=41ms":  {"p99", true, true, "p99 of accepted orders 41ms, wanted 41ms"},
+		"max=999ms": {"max", true, false, "max of accepted orders 1s, wanted 999ms"},
+		"durable=1.4s": {
+			"durable", true, true, "from the first click until the last order was in Postgres 1.4s, wanted 1.4s",
+		},
 		"failed=0.1%":     {"failed", true, true, "1 of 1,000 clicks failed, wanted at most 0.1%"},
 		"failed=0":        {"failed", true, false, "1 of 1,000 clicks failed, wanted at most 0%"},
 		"refused-p50=1ms": {"refused-p50", false, false, "p50 of refusals not measured, wanted 1ms"},
@@ -73,7 +75,9 @@ func TestWantsAreJudged(t *testing.T) {
 	}
 	r.Durable.Orders = 9 // one has not arrived
 	assert.False(t, r.Judge([]Want{{"durable", float64(time.Hour)}})[0].Met)
-	for _, text := range []string{"", "p99", "p99=", "p99=0s", "p99=5", "failed=1", "failed=-1", "failed=x", "p98=1s", "failed=NaN"} {
+	for _, text := range []string{
+		"", "p99", "p99=", "p99=0s", "p99=5", "failed=1", "failed=-1", "failed=x", "p98=1s", "failed=NaN",
+	} {
 		require.Error(t, new(Want).UnmarshalText([]byte(text)), text)
 	}
 }

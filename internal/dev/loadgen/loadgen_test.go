@@ -106,7 +106,9 @@ func send(t *testing.T, config Config) *Crowd {
 
 func TestLedgerHoldsEverySoldOrder(t *testing.T) {
 	s := &shop{stock: 300}
-	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 1000, Arrivals: Evenly(200 * time.Millisecond), DoubleClicks: 0.3})
+	c := send(t, Config{
+		URLs: []string{openShop(t, s)}, Buyers: 1000, Arrivals: Evenly(200 * time.Millisecond), DoubleClicks: 0.3,
+	})
 
 	orders, contradictions := c.Ledger().orders()
 	assert.Zero(t, contradictions)

@@ -292,7 +292,8 @@ func (w Want) judge(r Report) Judgement {
 	if !measured {
 		return Judgement{w.Name, false, false, fmt.Sprintf("%s not measured, wanted %v", wanted.what, limit)}
 	}
-	return Judgement{w.Name, true, took <= limit, fmt.Sprintf("%s %v, wanted %v", wanted.what, took.Round(time.Millisecond), limit)}
+	text := fmt.Sprintf("%s %v, wanted %v", wanted.what, took.Round(time.Millisecond), limit)
+	return Judgement{w.Name, true, took <= limit, text}
 }
 
 // WantFailed is the want of the share of clicks without a valid answer.

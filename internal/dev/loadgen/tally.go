@@ -186,7 +186,7 @@ type Durable struct {
 	LastAt time.Time
 }
 
-// durableAfter is how long after the start of the crowd the last order was durable; ok is false unless all of them were.
+// durableAfter is how long after the start of the crowd the last order was durable; ok is false unless all are.
 func (r Report) durableAfter() (took time.Duration, ok bool) {
 	if r.Durable == nil || r.Durable.Orders < r.Accepted || r.Accepted == 0 {
 		return 0, false
