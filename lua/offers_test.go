@@ -271,7 +271,7 @@ func TestReturnedUnitsOfItemAreOffered(t *testing.T) {
 	for name, giveBack := range map[string]func(b *bench){
 		"release": func(b *bench) { require.Equal(t, []string{"released"}, b.release("cid", "order-cid")) },
 		"restock": func(b *bench) {
-			require.Equal(t, "restocked", b.next("restock_items", lua.RestockItems, "b", 1, 0, "c", 1, 0))
+			require.Equal(t, "restocked b1c1", b.next("restock_items", lua.RestockItems, "b", 1, 0, "c", 1, 0))
 		},
 		"release while it is paused": func(b *bench) {
 			b.nextChange("pause")

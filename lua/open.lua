@@ -18,7 +18,7 @@
 --   10  shard             as in reserve.lua; empty for a sale with one shard
 --   11  items             as in reserve.lua; left out, with all that follow, in a sale without items
 --   12  limit             of an order of items; per_order_limit is 0 then
---   13  item_stock        units of the first item
+--   13  item_stock        units of the first item in the shard
 --   14  item_limit        units of the first item that one order may hold, or 0
 --   and so on: two values for every further item
 -- Answers

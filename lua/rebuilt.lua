@@ -30,8 +30,8 @@
 --   15  shard             as in reserve.lua; empty for a sale with one shard
 --   16  items             as in open.lua
 --   17  limit             as in open.lua
---   18  item_stock        units of the first item in all
---   19  item_left         unreserved units of the first item
+--   18  item_stock        units of the first item in the shard in all
+--   19  item_left         unreserved units of the first item in the shard
 --   20  item_limit        as in open.lua
 --   and so on: three values for every further item
 -- Answers
@@ -78,7 +78,7 @@ if over > 0 then
   redis.call('PERSIST', KEYS[5])
   redis.call('HSET', KEYS[1], 'ended', '1')
 end
-if sale[5] then redis.call('HSET', KEYS[1], 'quiet_since_ms', sale[5]) end
+if sale[5] and not ARGV[16] then redis.call('HSET', KEYS[1], 'quiet_since_ms', sale[5]) end
 if ARGV[15] ~= '' then redis.call('HSET', KEYS[1], 'shard', ARGV[15]) end
 redis.call('SADD', KEYS[4], ARGV[1])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'revision', ARGV[4], 'stock', ARGV[5], 'left', ARGV[6], 'sequence', ARGV[7],
@@ -92,8 +92,10 @@ if ARGV[16] then
     local place = (i - 15) / 3
     local letter = string.sub(letters, place, place)
     redis.call('HSET', KEYS[1], 'stock.' .. letter, ARGV[i], 'left.' .. letter, ARGV[i + 1])
-    -- It is not known whether somebody waits for what is left: it is offered until waitlist.lua.
-    if open_state == 'waitlist' and ARGV[i + 1] ~= '0' then redis.call('HSET', KEYS[1], 'quiet.' .. letter, 'offers 0') end
+    -- Each item by itself, so that units of another shard end the pause of their item (take.lua). It is not known
+    -- whether somebody waits for what is left: it is offered until waitlist.lua.
+    local since, offered = sale[5], open_state == 'waitlist' and ARGV[i + 1] ~= '0'
+    if since or offered then redis.call('HSET', KEYS[1], 'quiet.' .. letter, (offered and 'offers ' or '') .. (since or '0')) end
     if ARGV[i + 2] ~= '0' then redis.call('HSET', KEYS[1], 'limit.' .. letter, ARGV[i + 2]) end
   end
 end

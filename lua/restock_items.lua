@@ -1,5 +1,5 @@
--- Adds units to items of a sale, or removes some that are left: all of them, or none. Taken units stay
--- taken. In all else it is as restock.lua.
+-- Adds units to items of a sale, or removes some that are left, but of no item fewer than the caller needs. Taken units
+-- stay taken. In all else it is as restock.lua.
 --
 -- KEYS
 --   1  sale  hash, as in reserve.lua; its field restocked as in restock.lua
@@ -7,16 +7,16 @@
 --   1  epoch     of the sale's stock that the caller expects
 --   2  revision  that this change makes of the sale's definition
 --   3  letter    of the first item
---   4  units     to be added, or below zero to be removed; no more than are left
+--   4  units     to be added, or below zero to be removed
 --   5  least     how many must be removed; if fewer are left, nothing is changed
 --   and so on: three values for every further item
 -- Answers
---   restocked           the units were added or removed by this change
---   unchanged           the sale has this revision, or a later one
---   gap <revision>      the sale has this revision; those between are not applied yet
---   taken <lines>       of these items fewer are left than must be removed, because so many are taken: the revision is applied
---   unknown-sale        there is no such sale
---   stale-epoch         the sale's stock was rebuilt since the caller last looked
+--   restocked <changes>  so many units of each item were added, or removed where it is below zero, by this change, as in a-3b1; or 0
+--   unchanged            the sale has this revision, or a later one
+--   gap <revision>       the sale has this revision; those between are not applied yet
+--   taken <lines>        of these items fewer are left than must be removed, because so many are taken: the revision is applied
+--   unknown-sale         there is no such sale
+--   stale-epoch          the sale's stock was rebuilt since the caller last looked
 
 local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'stock', 'left', 'restocked', 'generation', 'open_state')
 if not sale[1] then return 'unknown-sale' end
@@ -28,7 +28,7 @@ if tonumber(ARGV[2]) > sale[2] + 1 then return 'gap ' .. sale[2] end
 
 local time = redis.call('TIME')
 local mark = (sale[7] == 'waitlist' and 'offers ' or '') .. string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
-local changes, changed, sum, taken = {}, {}, 0, ''
+local changes, changed, sum, taken, done = {}, {}, 0, '', ''
 local function set(field, value)
   changes[#changes + 1], changes[#changes + 2] = field, value
 end
@@ -47,16 +47,17 @@ for i = 3, #ARGV, 3 do
   set('left.' .. letter, string.format('%d', left + units))
   -- Ingresses may remember the item as sold out (reserve.lua), and it may have a waiting list (release.lua).
   if left == 0 and units > 0 then set('quiet.' .. letter, mark) end
-  sum = sum + units
+  sum, done = sum + units, done .. string.format('%s%d', letter, units)
 end
 if taken ~= '' then
   redis.call('HSET', KEYS[1], 'revision', ARGV[2], 'restocked', this .. 'taken ' .. taken)
   return 'taken ' .. taken
 end
+local answer = 'restocked ' .. (done == '' and '0' or done)
 set('stock', string.format('%d', sale[3] + sum))
 set('left', string.format('%d', sale[4] + sum))
 set('revision', ARGV[2])
-set('restocked', this .. 'restocked')
+set('restocked', this .. answer)
 set('generation', string.format('%d', sale[6] + 1))
 redis.call('HSET', KEYS[1], unpack(changes))
-return 'restocked'
+return answer

@@ -44,13 +44,9 @@ func (b *bench) giveOf(whose string, to int, known int64, parts any) string {
 	return b.collect("give", answer)
 }
 
-func (b *bench) take(totals ...int64) string {
+func (b *bench) take(totals ...any) string {
 	b.t.Helper()
-	args := []any{b.epoch}
-	for _, n := range totals {
-		args = append(args, n)
-	}
-	answer, err := b.run(fenced.Take, args...).Text()
+	answer, err := b.run(fenced.Take, append([]any{b.epoch}, totals...)...).Text()
 	require.NoError(b.t, err)
 	return b.collect("take", answer)
 }
@@ -219,4 +215,130 @@ func TestUnitsFromOtherShardsAreSoldAtOnce(t *testing.T) {
 	require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("bob")))
 	require.Equal(t, "taken", b.take(1, 1))
 	require.Equal(t, []string{"reserved 3"}, b.reserve(b.buy("bob")))
+}
+
+// newItemShards opens the shards of a sale with so many units of s, m and l in each.
+func newItemShards(t *testing.T, shards int, stock ...int) []*bench {
+	t.Helper()
+	opened := make([]*bench, shards)
+	for shard := range opened {
+		b := newBench(t)
+		b.shard = strconv.Itoa(shard) + " " + strconv.Itoa(shards) + " 8"
+		args := []any{b.sale.String(), b.epoch, 1, stock[0] + stock[1] + stock[2], 0, 0, 0, 0, shard, b.shard, "s m l", 4}
+		for _, n := range stock {
+			args = append(args, n, 0)
+		}
+		keys := []string{b.saleKey, b.buyers, b.sales}
+		require.Equal(t, "opened", lua.Open.Run(t.Context(), b.rdb, keys, args...).Val())
+		opened[shard] = b
+	}
+	return opened
+}
+
+// giveItems gives units of items that are for everybody.
+func (b *bench) giveItems(to int, known string, parts int, items string) string {
+	b.t.Helper()
+	answer, err := b.run(fenced.Give, b.epoch, to, known, parts, "sold", items).Text()
+	require.NoError(b.t, err)
+	return answer
+}
+
+func (b *bench) countItems(shards int) []string {
+	b.t.Helper()
+	answer, err := b.run(fenced.Count, b.epoch, shards, "abc").StringSlice()
+	require.NoError(b.t, err)
+	return answer
+}
+
+func TestUnitsOfItemsMoveOnce(t *testing.T) {
+	t.Parallel()
+	shards := newItemShards(t, 3, 5, 0, 3)
+	from, to := shards[0], shards[2]
+	require.Equal(t, "given a2", from.giveItems(2, "0", 3, "ab"), "a third, rounded up, of what there is")
+	require.Equal(t, []string{"6", "3", "0", "3"}, from.left())
+	require.Equal(t, "6", from.field("stock"))
+	before := from.state()
+	require.Equal(t, "told a2", from.giveItems(2, "0", 3, "ab"), "a repeat")
+	require.Equal(t, "told a2", from.giveItems(2, "a2", 3, "b"), "none are left")
+	require.Equal(t, "told a2", from.giveItems(2, "a2", 3, "d"), "the sale has no such item")
+	require.Equal(t, before, from.state())
+	require.Equal(t, "given a5c3", from.giveItems(2, "a2", 1, "ac"))
+	require.Equal(t, []string{"0", "0", "0", "0"}, from.left())
+
+	require.Equal(t, "taken", to.take(0, "a2"))
+	require.Equal(t, []string{"10", "7", "0", "3"}, to.left())
+	require.Equal(t, "taken", to.take(0, "a5c3", 1, "b4"))
+	require.Equal(t, []string{"20", "10", "4", "6"}, to.left(), "of each total what was not taken before")
+	require.Equal(t, "20", to.field("stock"))
+	before = to.state()
+	require.Equal(t, "unchanged", to.take(0, "a5c3"), "a repeat")
+	require.Equal(t, "unchanged", to.take(0, "a2"), "a late call")
+	require.Equal(t, "unchanged", to.take(0, "0"), "nothing was given")
+	require.Equal(t, before, to.state())
+	require.Equal(t, "taken", to.take(0, "a4c5"), "of one item late, and of another one not")
+	require.Equal(t, "a5c5", to.field("got:0"))
+
+	require.Equal(t, []string{
+		"counted", "0", "1", "0", "0", "0", "0", "0", "0", "0", "0", "0", "0", "0", "a5c3", "0",
+	}, from.countItems(3))
+	require.Equal(t, []string{
+		"counted", "22", "1", "0", "10", "0", "4", "0", "8", "0", "0", "a5c5", "0", "b4", "0", "0",
+	}, to.countItems(3))
+}
+
+// An item whose units have just returned is not given, and others are. What comes from another shard is sold at once.
+func TestReturnedUnitsOfItemStayInTheirShard(t *testing.T) {
+	t.Parallel()
+	shards := newItemShards(t, 2, 1, 1, 0)
+	from, to := shards[0], shards[1]
+	require.Equal(t, []string{"reserved 1"}, from.reserve(wants("ann", "a1")))
+	require.Equal(t, []string{"released"}, from.release("ann", "order-ann"))
+	require.Equal(t, "given b1", from.giveItems(1, "0", 2, "ab"))
+	require.Equal(t, []string{"1", "1", "0", "0"}, from.countItems(2)[4:8], "left and quiet of a and b")
+
+	require.Equal(t, []string{"reserved 2"}, to.reserve(wants("bob", "a1")))
+	require.Equal(t, []string{"released"}, to.release("bob", "order-bob"))
+	require.Equal(t, []string{"sold-out a1"}, to.reserve(wants("cid", "a1")))
+	testkit.Eventually(t, 30*time.Second, "the unit is given",
+		func() bool { return from.giveItems(1, "b1", 2, "a") == "given a1b1" })
+	to.set("quiet.a", time.Now().UnixMilli())
+	require.Equal(t, "taken", to.take(0, "a1b1"))
+	require.Equal(t, []string{"reserved 4"}, to.reserve(wants("cid", "a1")))
+}
+
+// An item that a shard offers moves only to one that offers it, too, whatever becomes of other items.
+func TestOfferedItemMovesToShardThatOffers(t *testing.T) {
+	t.Parallel()
+	shards := newItemShards(t, 2, 1, 1, 2)
+	from, to := shards[0], shards[1]
+	for i, b := range shards {
+		require.Equal(t, "changed", b.nextChange("open", "waitlist"))
+		require.Equal(t, []string{"reserved " + strconv.Itoa(i+1)}, b.reserve(wants("ann", "a1b1")))
+	}
+	require.Equal(t, []string{"released"}, from.release("ann", "order-ann"))
+	require.Equal(t, []string{"1", "2", "1", "2", "2", "0"}, from.countItems(2)[4:10])
+	require.Equal(t, "given c1", from.giveItems(1, "0", 2, "abc"), "a and b are not for everybody")
+	require.Equal(t, "changed", to.sayWhose("offers", "ac"))
+	require.Equal(t, "unchanged", to.sayWhose("offers", "ac"))
+	require.False(t, to.rdb.HExists(t.Context(), to.saleKey, "quiet.c").Val(), "it has units of it for everybody")
+	require.Equal(t, "given a1c1", from.run(fenced.Give, from.epoch, 1, "c1", 2, "offered", "ac").Val())
+	require.Equal(t, "taken", to.take(0, "a1c1"))
+	require.Equal(t, []string{"offers-only a1"}, to.reserve(wants("eve", "a1")))
+	require.Equal(t, []string{"waitlist", "waitlist"}, []string{to.field("state"), to.field("open_state")})
+	require.Equal(t, "changed", to.sayWhose("waitlist", "a"))
+	require.Equal(t, []string{"sold-out a1"}, to.reserve(wants("eve", "a1")), "for a second")
+}
+
+func TestRemovedUnitsOfItemsArePutBack(t *testing.T) {
+	t.Parallel()
+	b := newItemShards(t, 2, 3, 3, 3)[0]
+	require.Equal(t, []string{"reserved 1"}, b.reserve(wants("ann", "a1")))
+	require.Equal(t, "restocked a-2c-1", b.next("restock_items", lua.RestockItems, "a", -3, 0, "c", -1, 0))
+	require.Equal(t, []string{"5", "0", "3", "2"}, b.left())
+	require.Equal(t, "put-back", b.change("put_back", lua.PutBack, 2))
+	require.Equal(t, []string{"8", "2", "3", "3"}, b.left())
+	require.Equal(t, "9", b.field("stock"))
+	require.Equal(t, "unchanged", b.change("put_back", lua.PutBack, 2), "a repeat")
+	require.Equal(t, "restocked 0", b.change("restock_items", lua.RestockItems, 2, "a", -3, 0), "a late call")
+	require.Equal(t, []string{"sold-out a2", "reserved 3"}, b.reserve(wants("bob", "a1"), wants("cid", "c1")), "for a second")
 }
