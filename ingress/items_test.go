@@ -47,7 +47,6 @@ func TestSaleWithItemsIsCreatedAndShown(t *testing.T) {
 	refused("unit_price must be left out", `"unit_price":1,"currency":"EUR",`+items(1, "-", "-"))
 	refused("items[0].unit_price must be given for all items", twoSizes)
 	refused("items[0].unit_price must be given for all items", `"currency":"EUR",`+items(1, "-", "-"))
-	refused("shards must be 1", `"shards":2,`+items(1, "-", "-"))
 	for _, code := range []string{"", "M", "a b", strings.Repeat("a", 33)} {
 		refused("items[0].code must be 1 to 32", items(1, "size-aa", code))
 	}

@@ -179,6 +179,23 @@ func (l Layout) ShardIn(partition int) (shard int, ok bool) {
 	return shard, partition >= 0 && partition < l.Partitions && shard < l.Shards
 }
 
+// Moves are the names of the fields with the totals that a shard has given to each shard and got from it
+// (lua/give.lua); none in a sale with one shard.
+func (l Layout) Moves() (names []string) {
+	for other := range l.Shards {
+		if l.Shards > 1 {
+			names = append(names, "given:"+strconv.Itoa(other), "got:"+strconv.Itoa(other))
+		}
+	}
+	return names
+}
+
+// ShareOfItem is Share of the units of an item, by its place. What cannot be spread evenly of each item begins at
+// another shard, so that many rare items are not all in the first one.
+func (l Layout) ShareOfItem(item int, units int64, shard int) int64 {
+	return l.Share(units, (shard+item)%l.Shards)
+}
+
 // Share returns the part of the units that a shard gets if they are spread evenly. Units below zero are spread too.
 func (l Layout) Share(units int64, shard int) int64 {
 	n := int64(l.Shards)
@@ -251,6 +268,8 @@ type ShardHash struct {
 	// Layout is which shard of how many it is: Layout.Field.
 	Layout string
 	Items  []ItemHash
+	// Moves are the totals given to and got from other shards (lua/give.lua), in the order in which they were asked for.
+	Moves []string
 }
 
 // ItemHash is what the hash of a shard has of an item.
@@ -261,6 +280,25 @@ type ItemHash struct {
 
 // IsOpen is true for a shard that is whole: not closed for a rebuild.
 func (h *ShardHash) IsOpen() bool { return h.Epoch > 0 && h.Stock >= 0 }
+
+// Moved is how many units of an item the shard has given to all others, and got from them, if its moves were asked for.
+func (h *ShardHash) Moved(item int) (given, got int64) {
+	for i, text := range h.Moves {
+		if !totalText.MatchString(text) {
+			continue
+		}
+		for its, units := range total(text).units() {
+			switch {
+			case its != item:
+			case i%2 == 0:
+				given += units
+			default:
+				got += units
+			}
+		}
+	}
+	return given, got
+}
 
 // number is where the number of a field goes; nil for a field that is a text.
 func (h *ShardHash) number(name string) *int64 {
@@ -292,7 +330,10 @@ func (h *ShardHash) setText(name, text string) {
 	case "shard":
 		h.Layout = text
 	default:
-		panic("no field of a shard is read as " + name)
+		if kind, _, _ := strings.Cut(name, ":"); kind != "given" && kind != "got" {
+			panic("no field of a shard is read as " + name)
+		}
+		h.Moves = append(h.Moves, text)
 	}
 }
 

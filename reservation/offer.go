@@ -208,30 +208,37 @@ func (q *queue) offerOne(ctx context.Context, epoch int64, c *call) error {
 	if err != nil || c.err != nil || c.answer.Verdict != SoldOut {
 		return err
 	}
-	if got, err := q.fetchOffered(ctx); !got {
+	line := 0
+	for line = range c.units() { // an offer is one unit
+	}
+	if got, err := q.fetchOffered(ctx, line); !got {
 		return err
 	}
 	return q.offer(ctx, epoch, []*call{c})
 }
 
-// fetchOffered gets units that other shards offer. It returns true if this shard may have some now.
-func (q *queue) fetchOffered(ctx context.Context) (got bool, err error) {
+// fetchOffered gets units of a line that other shards offer. It returns true if this shard may have some now.
+func (q *queue) fetchOffered(ctx context.Context, line int) (got bool, err error) {
+	wanted, items := make([]int64, line+1), ""
+	if wanted[line] = 1; q.address.codes != nil {
+		items = order.ItemLetter(line)
+	}
 	for range fillMax {
 		count, err := q.countSince(ctx, time.Now())
 		if err != nil {
 			return false, fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}
-		here, gifts, wishes := count.shards[q.shard], count.onTheWay(), count.wishes(q.shard, offered, 1)
+		here, gifts, wishes := count.shards[q.shard], count.onTheWay(), count.wishes(q.shard, offered, wanted)
 		switch {
 		case here == nil:
 			return false, fmt.Errorf("%w: %w", errShardSilent, count.failed)
-		case here.left > 0:
+		case here.lines[line].left > 0:
 			return true, nil
 		case len(gifts) > 0:
 			err = q.shards.take(ctx, gifts)
 		case len(wishes) > 0:
 			// From now on, whoever takes the units on their way, they are offered.
-			if _, err = q.store.sayWhose(ctx, q.sale, q.partition, q.address.epoch, StateOffers, ""); err == nil {
+			if _, err = q.store.sayWhose(ctx, q.sale, q.partition, q.address.epoch, StateOffers, items); err == nil {
 				err = q.shards.take(ctx, q.give(ctx, offered, wishes))
 			}
 		case count.failed != nil:

@@ -65,8 +65,8 @@ type Rebuilt struct {
 	Shard int
 	// Left is the number of unreserved units of the shard, and Held that of its staged buyers.
 	Left, Held int64
-	// LeftItems is what is left of each item, by its place in Sale.Items.
-	LeftItems []int64
+	// LeftItems and HeldItems are the same of each item, by its place in Sale.Items.
+	LeftItems, HeldItems []int64
 	// LastPlace is the highest place that the sale ever gave out, in any shard.
 	LastPlace int64
 	// Holders and Ended are the numbers of staged buyers and ended orders.
@@ -200,8 +200,7 @@ func (s *Servers) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	}
 	args = append(args, sale.itemArgs()...)
 	for place, left := range r.LeftItems {
-		item := sale.Items[place]
-		args = append(args, item.Stock, left, item.PerOrderLimit)
+		args = append(args, left+r.HeldItems[place], left, sale.Items[place].PerOrderLimit)
 	}
 	answer, err := lua.Rebuilt.Run(ctx, s.Redis, keys, args...).Text()
 	switch {
@@ -250,22 +249,26 @@ func (s *Sale) itemArgs() []any {
 	return []any{strings.Join(s.Codes(), " "), s.PerOrderLimit}
 }
 
-// OpenShard adds a new shard of a sale with that stock to Redis, and its items with theirs. A shard that exists in
-// the same epoch stays unchanged. The error wraps ErrLostSale if Redis has lost the shard.
+// OpenShard adds a new shard of a sale to Redis, with its share of that stock, or of that of the items. A shard that
+// exists in the same epoch stays unchanged. The error wraps ErrLostSale if Redis has lost the shard.
 func (s *Servers) OpenShard(ctx context.Context, sale Sale, shard int, revision, stock int64) error {
 	layout := sale.Layout()
 	p := layout.Partition(shard)
+	share, items := layout.Share(stock, shard), sale.itemArgs()
+	if len(sale.Items) > 0 {
+		share = 0
+	}
+	for place, item := range sale.Items {
+		its := layout.ShareOfItem(place, item.Stock, shard)
+		share, items = share+its, append(items, its, item.PerOrderLimit)
+	}
 	keys := []string{s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Sales(p)}
 	args := []any{
-		sale.ID.String(), sale.Epoch, revision, stock, sale.quantityLimit(), unixMilli(sale.OpensAt),
+		sale.ID.String(), sale.Epoch, revision, share, sale.quantityLimit(), unixMilli(sale.OpensAt),
 		unixMilli(sale.ClosesAt),
 		int64(sale.PaymentWindow / time.Second), layout.FirstSequence(0, shard), layout.Field(shard),
 	}
-	args = append(args, sale.itemArgs()...)
-	for _, item := range sale.Items {
-		args = append(args, item.Stock, item.PerOrderLimit)
-	}
-	answer, err := lua.Open.Run(ctx, s.Redis, keys, args...).Text()
+	answer, err := lua.Open.Run(ctx, s.Redis, keys, append(args, items...)...).Text()
 	switch {
 	case err != nil:
 		return err

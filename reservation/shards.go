@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +18,7 @@ import (
 
 	"stampede/internal/crashpoint"
 	"stampede/lua"
+	"stampede/reservation/order"
 )
 
 // A sale with several shards sells out as a whole. A shard that has too few units for a request gets some from the
@@ -26,6 +29,9 @@ import (
 // The answer "sold out" needs a proof: two counts of all shards, one after the other, that are equal and show too few
 // units. Every change raises a total or a generation, or lowers the units left. So the shards were all in that state at
 // the moment between the counts.
+//
+// In a sale with items all of that is so of each item, and units of several move in one call. A request that finds too
+// few units of some items gets those from others, and then all of its lines or none in its own shard.
 
 const (
 	// countTimeout bounds a count of all shards.
@@ -44,39 +50,78 @@ var errShardSilent = fmt.Errorf("%w: a shard of it does not answer", ErrUnavaila
 // errUnitsMove: the units left were moved between the shards during each of many counts.
 var errUnitsMove = fmt.Errorf("%w: its last units keep moving", ErrUnavailable)
 
+// A line is an item of a sale, by its place from 0. A sale without items has one line, which is its stock.
+
 // shardCount is what one shard has, at one moment.
 type shardCount struct {
-	left, generation int64
+	generation int64
+	lines      []lineCount
+	// given and got are the totals given to and got from each shard.
+	given, got []total
+}
+
+// lineCount is what a shard has of a line.
+type lineCount struct {
+	left int64
 	// quiet is true if the units left may not be sold yet, because they have just returned, and offered if they are
 	// offered to those who wait.
 	quiet, offered bool
-	// given and got are the totals of units given to and got from each shard.
-	given, got []int64
 }
 
 func (c *shardCount) equal(other *shardCount) bool {
-	return c.left == other.left && c.generation == other.generation && c.quiet == other.quiet &&
-		c.offered == other.offered && slices.Equal(c.given, other.given) && slices.Equal(c.got, other.got)
+	return c.generation == other.generation && slices.Equal(c.lines, other.lines) &&
+		slices.Equal(c.given, other.given) && slices.Equal(c.got, other.got)
 }
 
 // isBelow is true if a number that only grows is lower than in an earlier count.
 func (c *shardCount) isBelow(earlier *shardCount) bool {
 	below := c.generation < earlier.generation
 	for other := range c.given {
-		below = below || c.given[other] < earlier.given[other] || c.got[other] < earlier.got[other]
+		below = below || earlier.given[other].exceeds(c.given[other]) || earlier.got[other].exceeds(c.got[other])
 	}
 	return below
 }
 
-// forSale is the number of units that can be sold or given now.
-func (c *shardCount) forSale() int64 { return c.unitsOf(sold) }
-
 // unitsOf is the number of units that can be given now, of those that are sold to everybody or are offered.
-func (c *shardCount) unitsOf(whose whose) int64 {
-	if c.quiet || c.offered != (whose == offered) {
+func (l lineCount) unitsOf(whose whose) int64 {
+	if l.quiet || l.offered != (whose == offered) {
 		return 0
 	}
-	return c.left
+	return l.left
+}
+
+// total is what one shard has given to another one in an epoch, as lua/give.lua writes it: units, or in a sale with
+// items those of each item, as lines. The script compares it as a text.
+type total string
+
+var totalText = regexp.MustCompile(`^(\d+|([a-zA-Z]\d+)+)$`)
+
+// units returns the units by line.
+func (t total) units() iter.Seq2[int, int64] {
+	if t[0] > '9' {
+		return order.Lines(t).Each()
+	}
+	return func(yield func(int, int64) bool) {
+		units, _ := strconv.ParseInt(string(t), 10, 64)
+		yield(0, units)
+	}
+}
+
+// exceeds is true if units of any line are in this total that are not in the other one.
+func (t total) exceeds(other total) bool {
+	if t == other {
+		return false
+	}
+	var of [order.MaxItems]int64
+	for line, units := range other.units() {
+		of[line] = units
+	}
+	for line, units := range t.units() {
+		if units > of[line] {
+			return true
+		}
+	}
+	return false
 }
 
 // whose says whom units are for, as lua/give.lua has it.
@@ -103,64 +148,87 @@ func (c *saleCount) equal(other *saleCount) bool {
 	return c.failed == nil && other.failed == nil && slices.EqualFunc(c.shards, other.shards, (*shardCount).equal)
 }
 
-// forSale is the number of units in all shards that can be sold now.
-func (c *saleCount) forSale() (units int64) {
+// forSale is the number of units of a line in all shards that can be sold now.
+func (c *saleCount) forSale(line int) (units int64) {
 	for _, shard := range c.shards {
 		if shard != nil {
-			units += shard.forSale()
+			units += shard.lines[line].unitsOf(sold)
 		}
 	}
 	return units
 }
 
-// soldOut returns the generations of the shards if the sale has nothing left.
-func (c *saleCount) soldOut() (generations []int64, ok bool) {
+// left is the number of units of a line in all shards, of a complete count.
+func (c *saleCount) left(line int) (units int64) {
 	for _, shard := range c.shards {
-		if shard.left > 0 {
-			return nil, false
-		}
-		generations = append(generations, shard.generation)
+		units += shard.lines[line].left
 	}
-	return generations, true
+	return units
 }
 
-// gift is what one shard has given to another one in all.
+// generations are those of the shards, of a complete count.
+func (c *saleCount) generations() (generations []int64) {
+	for _, shard := range c.shards {
+		generations = append(generations, shard.generation)
+	}
+	return generations
+}
+
+// gift is what one shard has given to another one in all. To ask for more of some items, items are their letters.
 type gift struct {
 	from, to int
-	total    int64
+	total    total
+	items    string
 }
 
 // onTheWay returns the gifts that are not taken yet.
 func (c *saleCount) onTheWay() (gifts []gift) {
 	for from, giver := range c.shards {
 		for to, taker := range c.shards {
-			if giver != nil && taker != nil && giver.given[to] > taker.got[from] {
-				gifts = append(gifts, gift{from, to, giver.given[to]})
+			if giver != nil && taker != nil && giver.given[to].exceeds(taker.got[from]) {
+				gifts = append(gifts, gift{from: from, to: to, total: giver.given[to]})
 			}
 		}
 	}
 	return gifts
 }
 
-// wishes returns the gifts that a shard asks for to get so many units, with the totals as they are known. The richest
-// shards are asked, and as few as possible. Each keeps a part of what it has for its own buyers.
-func (c *saleCount) wishes(to int, whose whose, wanted int64) (wishes []gift) {
+// wishes returns the gifts that a shard asks for to get so many units of each line, with the totals as they are known.
+// The richest shards are asked, and as few as possible. Each keeps a part of what it has for its own buyers.
+func (c *saleCount) wishes(to int, whose whose, wanted []int64) (wishes []gift) {
+	asked := make([]string, len(c.shards)) // for which items, by giver
+	for line, units := range wanted {
+		if here := c.shards[to]; here != nil && here.lines[line].unitsOf(whose) >= units {
+			continue
+		}
+		for _, from := range c.givers(to, line, whose) {
+			if units <= 0 {
+				break
+			}
+			asked[from] += order.ItemLetter(line)
+			units -= (c.shards[from].lines[line].left + giveParts - 1) / giveParts // lua/give.lua
+		}
+	}
+	for from, items := range asked {
+		if items != "" {
+			wishes = append(wishes, gift{from, to, c.shards[from].given[to], items})
+		}
+	}
+	return wishes
+}
+
+// givers are the other shards with such units of a line, the richest first.
+func (c *saleCount) givers(to, line int, whose whose) []int {
 	givers := make([]int, 0, len(c.shards))
 	for from, giver := range c.shards {
-		if from != to && giver != nil && giver.unitsOf(whose) > 0 {
+		if from != to && giver != nil && giver.lines[line].unitsOf(whose) > 0 {
 			givers = append(givers, from)
 		}
 	}
-	slices.SortStableFunc(givers, func(x, y int) int { return cmp.Compare(c.shards[y].left, c.shards[x].left) })
-	for _, from := range givers {
-		if wanted <= 0 {
-			break
-		}
-		giver := c.shards[from]
-		wishes = append(wishes, gift{from, to, giver.given[to]})
-		wanted -= (giver.left + giveParts - 1) / giveParts // lua/give.lua
-	}
-	return wishes
+	slices.SortStableFunc(givers, func(x, y int) int {
+		return cmp.Compare(c.shards[y].lines[line].left, c.shards[x].lines[line].left)
+	})
+	return givers
 }
 
 // shards are the shards of a sale in one epoch.
@@ -182,56 +250,63 @@ func (s shards) count(ctx context.Context) *saleCount {
 }
 
 func (s shards) countShard(ctx context.Context, shard int) (*shardCount, error) {
-	shards := s.address.layout.Shards
-	answer, err := s.run(ctx, shard, func(f lua.Fenced) lua.FencedScript { return f.Count }, shards).StringSlice()
+	args := []any{s.address.layout.Shards}
+	if items := len(s.address.codes); items > 0 {
+		args = append(args, order.ItemLetters(items))
+	}
+	answer, err := s.run(ctx, shard, func(f lua.Fenced) lua.FencedScript { return f.Count }, args...).StringSlice()
 	if err != nil {
 		return nil, fmt.Errorf("count shard %d: %w", shard, err)
 	}
-	count, err := readCount(answer, shards)
+	count, err := readCount(answer, s.address.layout.Shards, len(s.address.codes))
 	if err != nil {
 		return nil, fmt.Errorf("count shard %d: %w", shard, err)
 	}
 	return count, nil
 }
 
-// readCount reads the answer of lua/count.lua.
-func readCount(answer []string, shards int) (*shardCount, error) {
+// readCount reads the answer of lua/count.lua for a sale with so many shards and items.
+func readCount(answer []string, shards, items int) (*shardCount, error) {
 	const header = 4
-	if answer[0] != "counted" || len(answer) != header+2*shards {
-		return nil, fmt.Errorf("%w: the script answered %.50q", ErrUnavailable, answer)
-	}
-	numbers := make([]int64, len(answer))
-	for i, text := range answer[1:] {
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || n < 0 {
-			return nil, fmt.Errorf("%w: the script answered %.50q", ErrUnavailable, text)
+	if moves := header + 2*items; answer[0] == "counted" && len(answer) == moves+2*shards {
+		count, ok := &shardCount{generation: readNumber(answer[2])}, true
+		lines := answer[header:moves]
+		if items == 0 {
+			lines = []string{answer[1], answer[3]}
 		}
-		numbers[i+1] = n
+		for i := 0; i < len(lines); i += 2 {
+			line := lineCount{left: readNumber(lines[i]), quiet: lines[i+1] == "1", offered: lines[i+1] == "2"}
+			count.lines, ok = append(count.lines, line), ok && line.left >= 0
+		}
+		for i := moves; i < len(answer); i += 2 {
+			count.given, count.got = append(count.given, total(answer[i])), append(count.got, total(answer[i+1]))
+			ok = ok && totalText.MatchString(answer[i]) && totalText.MatchString(answer[i+1])
+		}
+		if ok && count.generation >= 0 {
+			return count, nil
+		}
 	}
-	count := &shardCount{
-		left: numbers[1], generation: numbers[2], quiet: numbers[3] == 1, offered: numbers[3] == 2,
-	}
-	for i := header; i < len(numbers); i += 2 {
-		count.given, count.got = append(count.given, numbers[i]), append(count.got, numbers[i+1])
-	}
-	return count, nil
+	return nil, fmt.Errorf("%w: the script answered %.50q", ErrUnavailable, answer)
 }
 
 // give asks for these gifts, and returns what came of them.
 func (s shards) give(ctx context.Context, whose whose, wishes []gift) (given []gift) {
-	totals := make([]int64, len(wishes))
+	totals := make([]total, len(wishes))
 	_ = each(len(wishes), func(i int) error {
 		w := wishes[i]
-		answer, err := s.run(ctx, w.from, func(f lua.Fenced) lua.FencedScript { return f.Give },
-			w.to, w.total, giveParts, string(whose)).Text()
-		if word, total, _ := strings.Cut(answer, " "); err == nil && (word == "given" || word == "told") {
-			totals[i], _ = strconv.ParseInt(total, 10, 64) // 0, which takes nothing
+		args := []any{w.to, string(w.total), giveParts, string(whose)}
+		if s.address.codes != nil {
+			args = append(args, w.items)
+		}
+		answer, err := s.run(ctx, w.from, func(f lua.Fenced) lua.FencedScript { return f.Give }, args...).Text()
+		if word, text, _ := strings.Cut(answer, " "); err == nil && (word == "given" || word == "told") {
+			totals[i] = total(text)
 		}
 		return nil // without an answer the units may be on their way: the next count shows it
 	})
 	for i, w := range wishes {
-		if totals[i] > w.total {
-			given = append(given, gift{w.from, w.to, totals[i]})
+		if totalText.MatchString(string(totals[i])) && totals[i].exceeds(w.total) {
+			given = append(given, gift{from: w.from, to: w.to, total: totals[i]})
 		}
 	}
 	return given
@@ -243,7 +318,7 @@ func (s shards) take(ctx context.Context, gifts []gift) error {
 		var args []any
 		for _, g := range gifts {
 			if g.to == to {
-				args = append(args, g.from, g.total)
+				args = append(args, g.from, string(g.total))
 			}
 		}
 		if len(args) == 0 {
@@ -275,7 +350,7 @@ func (s *Store) HelpUnits(ctx context.Context, sale uuid.UUID, layout Layout, ep
 	if layout.Shards == 1 {
 		return nil
 	}
-	of := shards{s, sale, address{layout: layout, epoch: epoch}}
+	of := shards{s, sale, address{layout: layout, epoch: epoch}} // the totals show whether there are items
 	count := of.count(ctx)
 	err := errors.Join(count.failed, of.take(ctx, count.onTheWay()))
 	if err != nil && !errors.Is(err, ErrUnavailable) {
@@ -293,7 +368,7 @@ func (q *queue) fill(ctx context.Context, script *reserveScript, short []*call) 
 			q.refuse(short, fmt.Errorf("%w: %w", ErrUnavailable, err))
 			return
 		}
-		silent, gifts, wishes := count.failed, count.onTheWay(), count.wishes(q.shard, sold, wanted(short))
+		silent, gifts, wishes := count.failed, count.onTheWay(), count.wishes(q.shard, sold, q.wanted(short))
 		if len(gifts) > 0 {
 			count.taking.Do(func() { count.takeFail = q.shards.take(ctx, gifts) })
 			silent = errors.Join(silent, count.takeFail)
@@ -302,7 +377,7 @@ func (q *queue) fill(ctx context.Context, script *reserveScript, short []*call) 
 		case slices.ContainsFunc(gifts, func(g gift) bool { return g.to == q.shard }):
 			short = q.ask(ctx, script, short)
 		case len(gifts) > 0 && silent == nil: // other shards have got units, which the next count shows
-		case silent == nil && count.forSale() < needed(short):
+		case silent == nil && slices.ContainsFunc(short, count.hasTooFewFor):
 			short = q.prove(ctx, count, short)
 		case len(wishes) > 0:
 			given := q.give(ctx, sold, wishes)
@@ -325,20 +400,33 @@ func (q *queue) fill(ctx context.Context, script *reserveScript, short []*call) 
 	q.refuse(short, errUnitsMove)
 }
 
-// wanted is the sum of the quantities of the calls.
-func wanted(short []*call) (units int64) {
-	for _, c := range short {
-		units += c.request.Quantity
+// units are what a call wants of each line.
+func (c *call) units() iter.Seq2[int, int64] {
+	if c.lines != "" {
+		return c.lines.Each()
 	}
-	return units
+	return func(yield func(int, int64) bool) { yield(0, c.request.Quantity) }
 }
 
-// needed is the largest quantity of the calls.
-func needed(short []*call) (units int64) {
+// wanted is the sum of what the calls want of each line.
+func (of *seller) wanted(short []*call) []int64 {
+	sums := make([]int64, max(1, len(of.address.codes)))
 	for _, c := range short {
-		units = max(units, c.request.Quantity)
+		for line, units := range c.units() {
+			sums[line] += units
+		}
 	}
-	return units
+	return sums
+}
+
+// hasTooFewFor is true if a call wants more of a line than all shards can sell now.
+func (c *saleCount) hasTooFewFor(of *call) bool {
+	for line, units := range of.units() {
+		if units > c.forSale(line) {
+			return true
+		}
+	}
+	return false
 }
 
 // prove answers the calls that want more than all shards have, if a second count is equal. It returns the others.
@@ -347,16 +435,51 @@ func (q *queue) prove(ctx context.Context, first *saleCount, short []*call) []*c
 	if err != nil || !first.equal(second) {
 		return short
 	}
-	if generations, ok := second.soldOut(); ok {
-		q.learnSoldOut(generations)
+	var left order.Items // of the items
+	if codes := q.address.codes; codes != nil {
+		left = linesLeft(len(codes), second.left).Named(codes)
 	}
-	return slices.DeleteFunc(short, func(c *call) bool {
-		tooMany := c.request.Quantity > second.forSale()
-		if tooMany {
-			c.done <- struct{}{} // its answer is SoldOut
+	nothingLeft := false
+	short = slices.DeleteFunc(short, func(c *call) bool {
+		if !second.hasTooFewFor(c) {
+			return false
 		}
-		return tooMany
+		nothingLeft = c.nameShortage(second, q.address.codes, left) || nothingLeft
+		c.done <- struct{}{} // its answer is SoldOut
+		return true
 	})
+	if nothingLeft {
+		q.learnSoldOut(second.generations())
+	}
+	return short
+}
+
+// nameShortage adds to the answer of a call the items that all shards have too few units of. It returns true if nothing
+// is left of one of them, or of a sale without items.
+func (c *call) nameShortage(count *saleCount, codes []string, left order.Items) (nothingLeft bool) {
+	of := OfItems{Units: left}
+	for line, units := range c.units() {
+		if units <= count.forSale(line) {
+			continue
+		}
+		nothingLeft = nothingLeft || count.left(line) == 0
+		if codes != nil {
+			of.Codes = append(of.Codes, codes[line])
+		}
+	}
+	if codes != nil {
+		c.answer.Of = &of
+	}
+	return nothingLeft
+}
+
+// linesLeft is what is left of so many items, in one text.
+func linesLeft(items int, left func(item int) int64) order.Lines {
+	var text []byte
+	for item := range items {
+		text = strconv.AppendInt(append(text, order.ItemLetter(item)...), left(item), 10)
+	}
+	return order.Lines(text)
 }
 
 // refuse answers calls with an error. Nothing was reserved for them.

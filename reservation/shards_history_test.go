@@ -39,14 +39,26 @@ var historySales = testkit.Soak(8)
 // refusal is a request that got the answer that too little is left.
 type refusal struct {
 	sale       catalog.CountedSale
-	user       string
-	units      int64
+	request    reservation.Request
 	begun, end time.Time
+}
+
+// units are what the request wants of each line: of the sale, or of its items by their places.
+func (r refusal) units() []int64 {
+	if len(r.sale.Terms.Items) == 0 {
+		return []int64{r.request.Quantity}
+	}
+	var units []int64
+	for _, item := range r.sale.Terms.Items {
+		units = append(units, r.request.Items[item.Code])
+	}
+	return units
 }
 
 // Many buyers and several ingresses, whose calls are delayed, lost, cut off and repeated. Redis logs every write, so
 // all states of the sales are known: no unit is lost or doubled in any, and for each request that was refused there is
-// one, while it was in progress, in which too few units were for sale.
+// one, while it was in progress, in which too few units were for sale; every other sale has items, of which it was so
+// for one that the request names.
 func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
@@ -67,14 +79,19 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 	var failed []error
 	for n := range historySales {
 		sale := shop.ShardedSale(t, rand.Int64N(40)+10, n%7+2)
+		if n%2 == 1 {
+			sale = shop.ShardedItems(t, n%7+2, reservation.Item{Code: "s", Stock: rand.Int64N(3) + 1},
+				reservation.Item{Code: "m", Stock: rand.Int64N(30) + 5}, reservation.Item{Code: "l", Stock: rand.Int64N(15) + 5})
+		}
 		log.watch(sale)
 		var crowd sync.WaitGroup
 		for i, ingress := range ingresses {
 			for buyer := range historyBuyers {
 				crowd.Go(func() {
 					for request, refusals := 0, 0; request < historyRequests && refusals < historyRefusals; request++ {
-						r := reservation.Request{
-							Sale: sale.ID, User: fmt.Sprintf("user-%d-%d-%d", i, buyer, request), Quantity: rand.Int64N(3) + 1,
+						r := reservation.Request{Sale: sale.ID, User: fmt.Sprintf("user-%d-%d-%d", i, buyer, request)}
+						if r.Items = randomBasket(sale); r.Items == nil {
+							r.Quantity = rand.Int64N(3) + 1
 						}
 						begun := time.Now()
 						answer, err := ingress.Reserve(context.Background(), r)
@@ -84,7 +101,7 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 						case err != nil:
 							failed = append(failed, err)
 						case answer.Verdict == reservation.SoldOut:
-							refused = append(refused, refusal{sale, r.User, r.Quantity, begun, end})
+							refused = append(refused, refusal{sale, r, begun, end})
 							refusals++
 						default:
 							reserved++
@@ -92,7 +109,8 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 						mu.Unlock()
 						if err == nil && answer.Verdict == reservation.Reserved && rand.IntN(3) > 0 {
 							_, _ = ingress.Release(context.Background(), []reservation.Release{{
-								SaleID: sale.ID, OrderID: answer.Reservation.OrderID, UserID: r.User, Quantity: r.Quantity,
+								SaleID: sale.ID, OrderID: answer.Reservation.OrderID, UserID: r.User,
+								Quantity: answer.Reservation.Quantity, Lines: answer.Reservation.Lines,
 							}})
 						}
 					}
@@ -116,12 +134,26 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 	}
 	var wrong int
 	for _, r := range refused {
-		if least := log.sales[r.sale.ID].least(r.begun, r.end); least >= r.units {
+		if log.sales[r.sale.ID].hadAlways(r.units(), r.begun, r.end) {
 			wrong++
-			t.Errorf("sale=%s user=%s wanted %d for %v and was refused; %d or more were for sale all the time",
-				r.sale.ID, r.user, r.units, r.end.Sub(r.begun), least)
+			t.Errorf("sale=%s user=%s wanted %d for %v and was refused; so many were for sale all the time",
+				r.sale.ID, r.request.User, r.units(), r.end.Sub(r.begun))
 		}
 	}
+}
+
+// randomBasket is an order of some items of a sale, or nil if it has none.
+func randomBasket(sale catalog.CountedSale) map[string]int64 {
+	var basket map[string]int64
+	for len(basket) == 0 && len(sale.Terms.Items) > 0 {
+		basket = map[string]int64{}
+		for _, item := range sale.Terms.Items {
+			if rand.IntN(2) == 0 {
+				basket[item.Code] = rand.Int64N(2) + 1
+			}
+		}
+	}
+	return basket
 }
 
 // unreliable is the fate of the calls on a bad network: some are late, some are lost, and at times all.
@@ -182,11 +214,18 @@ type saleLog struct {
 type saleState struct {
 	from   time.Time
 	shards []shardState
-	taken  int64
+	taken  []int64 // of each line
 }
 
 type shardState struct {
-	shardNow
+	lines      []lineState
+	given, got [][]int64 // by the other shard and by line
+	holders    map[string]order.Reservation
+}
+
+// lineState is a line: an item, or all of a sale without items.
+type lineState struct {
+	left       int64
 	quietSince int64 // in milliseconds
 	returned   []unitsReturned
 }
@@ -291,18 +330,45 @@ func (l *writeLog) end(t testing.TB) {
 
 // next returns a copy of the last state.
 func (l *saleLog) next(from time.Time) saleState {
-	state := saleState{shards: make([]shardState, l.sale.Shards)}
+	lines := max(1, len(l.sale.Items))
+	state := saleState{shards: make([]shardState, l.sale.Shards), taken: make([]int64, lines)}
 	for shard := range state.shards {
 		one := &state.shards[shard]
-		one.given, one.got = make([]int64, l.sale.Shards), make([]int64, l.sale.Shards)
+		one.lines = make([]lineState, lines)
+		for range l.sale.Shards {
+			one.given, one.got = append(one.given, make([]int64, lines)), append(one.got, make([]int64, lines))
+		}
 		one.holders = map[string]order.Reservation{}
 	}
 	if len(l.states) > 0 {
 		state = l.states[len(l.states)-1]
-		state.shards = slices.Clone(state.shards)
+		state.shards, state.taken = slices.Clone(state.shards), slices.Clone(state.taken)
 	}
 	state.from = from
 	return state
+}
+
+// unitsByLine are the units of an order, or of a total.
+func unitsByLine(text string, lines int) []int64 {
+	units := make([]int64, lines)
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		units[0] = n
+		return units
+	}
+	for item, n := range order.Lines(text).Each() {
+		units[item] = n
+	}
+	return units
+}
+
+func (s *saleState) take(held order.Reservation, sign int64) {
+	text := string(held.Lines)
+	if text == "" {
+		text = strconv.FormatInt(held.Quantity, 10)
+	}
+	for line, units := range unitsByLine(text, len(s.taken)) {
+		s.taken[line] += sign * units
+	}
 }
 
 func (s *saleState) apply(t testing.TB, layout reservation.Layout, keys reservation.Keys, sale uuid.UUID, w write) {
@@ -316,11 +382,12 @@ func (s *saleState) apply(t testing.TB, layout reservation.Layout, keys reservat
 	}
 	shard := &s.shards[at]
 	shard.holders, shard.given, shard.got = maps.Clone(shard.holders), slices.Clone(shard.given), slices.Clone(shard.got)
+	shard.lines = slices.Clone(shard.lines)
 	isBuyers := strings.Contains(w.args[1], "}:buyers:")
 	switch {
 	case w.args[0] == "HDEL" && isBuyers:
 		for _, user := range w.args[2:] {
-			s.taken -= shard.holders[user].Quantity
+			s.take(shard.holders[user], -1)
 			delete(shard.holders, user)
 		}
 	case w.args[0] == "HSET" && isBuyers:
@@ -329,70 +396,87 @@ func (s *saleState) apply(t testing.TB, layout reservation.Layout, keys reservat
 			require.NoError(t, err)
 			require.Empty(t, shard.holders[w.args[i]].OrderID, "%s buys twice", w.args[i])
 			shard.holders[w.args[i]] = held
-			s.taken += held.Quantity
+			s.take(held, 1)
 		}
 	case w.args[0] == "HSET":
-		left, moved := shard.left, false
+		before, moved := slices.Clone(shard.lines), false
 		for i := 2; i < len(w.args); i += 2 {
 			field, other, _ := strings.Cut(w.args[i], ":")
 			n, _ := strconv.ParseInt(w.args[i+1], 10, 64) // 0 for the fields that are no numbers
 			to, _ := strconv.Atoi(other)
-			switch field {
-			case "left":
-				shard.left = n
-			case "stock":
-				shard.stock = n
-			case "quiet_since_ms":
-				shard.quietSince = n
-			case "given":
-				shard.given[to], moved = n, true
-			case "got":
-				shard.got[to], moved = n, true
+			name, letter, isItem := strings.Cut(field, ".")
+			line := 0
+			if isItem {
+				line = strings.Index(order.ItemLetters(order.MaxItems), letter)
+			}
+			switch {
+			case name == "left" && isItem == (len(s.taken) > 1):
+				shard.lines[line].left = n
+			case field == "quiet_since_ms" && len(s.taken) == 1, name == "quiet":
+				shard.lines[line].quietSince = n
+			case field == "given":
+				shard.given[to], moved = unitsByLine(w.args[i+1], len(s.taken)), true
+			case field == "got":
+				shard.got[to], moved = unitsByLine(w.args[i+1], len(s.taken)), true
 			}
 		}
-		if shard.left > left && !moved {
-			shard.returned = append(slices.Clone(shard.returned), unitsReturned{w.at, shard.left - left})
+		for i := range shard.lines {
+			line := &shard.lines[i]
+			if more := line.left - before[i].left; more > 0 && !moved {
+				line.returned = append(slices.Clone(line.returned), unitsReturned{w.at, more})
+			}
 		}
 	}
 }
 
-func (s *saleState) moving() int64 {
-	var now saleNow
-	for _, shard := range s.shards {
-		now = append(now, shard.shardNow)
+// moving is the number of units of a line that are on their way.
+func (s *saleState) moving(line int) (units int64) {
+	for from, giver := range s.shards {
+		for to, taker := range s.shards {
+			units += giver.given[to][line] - taker.got[from][line]
+		}
 	}
-	return now.moving()
+	return units
 }
 
 // requireWhole fails the test unless the sale has its stock in each state.
 func (l *saleLog) requireWhole(t *testing.T) {
 	t.Helper()
 	require.NotEmpty(t, l.states)
+	stocks := []int64{l.sale.Stock}
+	for place, item := range l.sale.Items {
+		stocks = append(stocks[:place], item.Stock)
+	}
 	for i, state := range l.states {
 		if i < l.sale.Shards { // the shards are opened one by one
 			continue
 		}
-		units := state.taken + state.moving()
-		for to, shard := range state.shards {
-			require.GreaterOrEqual(t, shard.left, int64(0))
-			units += shard.left
-			for from, giver := range state.shards {
-				require.GreaterOrEqual(t, giver.given[to], shard.got[from], "state %d: from %d to %d", i, from, to)
+		for line, stock := range stocks {
+			units := state.taken[line] + state.moving(line)
+			for to, shard := range state.shards {
+				require.GreaterOrEqual(t, shard.lines[line].left, int64(0))
+				units += shard.lines[line].left
+				for from, giver := range state.shards {
+					require.GreaterOrEqual(t, giver.given[to][line], shard.got[from][line], "state %d: from %d to %d", i, from, to)
+				}
 			}
+			require.Equal(t, stock, units, "state %d: line %d: %+v", i, line, state)
 		}
-		require.Equal(t, l.sale.Stock, units, "state %d: %+v", i, state)
 	}
 }
 
-// least returns the lowest number of units that were for sale at a time between the two. A unit is for sale in the
+// hadAlways is true if so many units of each line were for sale at all times between the two. A unit is for sale in the
 // second after its return as well, if its shard sells.
-func (l *saleLog) least(begun, end time.Time) (least int64) {
+func (l *saleLog) hadAlways(wanted []int64, begun, end time.Time) bool {
 	first, _ := slices.BinarySearchFunc(l.states, begun, func(s saleState, at time.Time) int { return s.from.Compare(at) })
-	least = l.sale.Stock
 	for i := max(0, first-1); i < len(l.states) && !l.states[i].from.After(end); i++ {
-		least = min(least, l.states[i].forSale(later(l.states[i].from, begun)))
+		for line, units := range wanted {
+			if l.states[i].forSale(line, later(l.states[i].from, begun)) < units {
+				return false
+			}
+		}
 	}
-	return least
+	return true
 }
 
 func later(a, b time.Time) time.Time {
@@ -402,19 +486,19 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// forSale is the number of units that were for sale at that time.
-func (s *saleState) forSale(at time.Time) int64 {
-	units := s.moving()
+// forSale is the number of units of a line that were for sale at that time.
+func (s *saleState) forSale(line int, at time.Time) int64 {
+	units := s.moving(line)
 	for _, shard := range s.shards {
-		quiet := int64(0)
-		if at.UnixMilli()-shard.quietSince < 1000 {
-			for _, back := range shard.returned {
+		its, quiet := shard.lines[line], int64(0)
+		if at.UnixMilli()-its.quietSince < 1000 {
+			for _, back := range its.returned {
 				if at.Sub(back.at) < time.Second {
 					quiet += back.units
 				}
 			}
 		}
-		units += max(0, shard.left-quiet)
+		units += max(0, its.left-quiet)
 	}
 	return units
 }

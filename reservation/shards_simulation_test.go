@@ -39,13 +39,17 @@ type simulation struct {
 	busy   []time.Duration // until when, by shard
 
 	ingresses []*simulatedIngress
+	items     int
 	calls     [kinds]int
 	sold      []soldUnit
-	refused   []time.Duration // when
+	refused   [][]time.Duration // when, by item
 }
 
 // soldUnit is when a buyer asked for a unit, Redis decided, and the ingress had the answer.
-type soldUnit struct{ asked, decided, answered time.Duration }
+type soldUnit struct {
+	item                     int
+	asked, decided, answered time.Duration
+}
 
 // The kinds of calls.
 const (
@@ -70,6 +74,22 @@ type simulatedCrowd struct {
 	arriveWithin              time.Duration
 	// favorite is the share of the buyers that belong to one shard, beside its equal part of the others.
 	favorite float64
+	// items are how many the sale has, all with the same stock, and the first of which has rare units. Each buyer wants
+	// a unit of one of them. A sale without items has one thing.
+	items int
+	rare  int64
+}
+
+// stocks are those of the items, or of the sale.
+func (of simulatedCrowd) stocks() []int64 {
+	if of.items == 0 {
+		return []int64{of.stock}
+	}
+	stocks := slices.Repeat([]int64{of.stock / int64(of.items)}, of.items)
+	if of.rare > 0 {
+		stocks[0] = of.rare
+	}
+	return stocks
 }
 
 func simulate(t testing.TB, of simulatedCrowd) *simulation {
@@ -81,17 +101,22 @@ func simulate(t testing.TB, of simulatedCrowd) *simulation {
 	t.Cleanup(func() { _ = rdb.Close() })
 	s := &simulation{
 		TB: t, rdb: rdb, keys: reservation.Keys{Prefix: "simulation", Partitions: of.shards},
-		busy: make([]time.Duration, of.shards),
+		busy: make([]time.Duration, of.shards), items: of.items, refused: make([][]time.Duration, max(1, of.items)),
 	}
 	sale := reservation.Sale{
 		ID: uuid.Must(uuid.NewV7()), State: reservation.StateOpen, Partitions: of.shards, Epoch: 1,
 		Terms: reservation.Terms{Stock: of.stock, PerOrderLimit: 1, Shards: of.shards},
 	}
+	for item, stock := range of.stocks() {
+		if of.items > 0 {
+			sale.Items = append(sale.Items, reservation.Item{Code: strconv.Itoa(item), Stock: stock})
+		}
+	}
 	s.sale, s.layout = sale.ID, sale.Layout()
 	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
 	t.Cleanup(store.Close)
 	for shard := range of.shards {
-		require.NoError(t, store.OpenShard(t.Context(), sale, shard, 1, s.layout.Share(of.stock, shard)))
+		require.NoError(t, store.OpenShard(t.Context(), sale, shard, 1, of.stock))
 	}
 	fenced := lua.FencedBy("simulation")
 	for kind, script := range []lua.FencedScript{
@@ -105,6 +130,7 @@ func simulate(t testing.TB, of simulatedCrowd) *simulation {
 		for shard := range in.lines {
 			in.lines[shard] = &simulatedLine{simulatedIngress: in, shard: shard}
 		}
+		in.soldOut = make([]bool, max(1, of.items))
 		s.ingresses = append(s.ingresses, in)
 	}
 	random := rand.New(rand.NewPCG(1, 2))
@@ -115,7 +141,11 @@ func simulate(t testing.TB, of simulatedCrowd) *simulation {
 		if random.Float64() < of.favorite {
 			shard = 0
 		}
-		s.at(at, func() { in.lines[shard].join(simulatedBuyer{user, at}) })
+		item := 0
+		if of.items > 0 {
+			item = random.IntN(of.items)
+		}
+		s.at(at, func() { in.lines[shard].join(simulatedBuyer{user, item, at}) })
 	}
 	for len(s.events) > 0 {
 		e := heap.Pop(&s.events).(*event)
@@ -155,6 +185,7 @@ func (s *simulation) move(kind, shard int, done func(answer any), args ...any) {
 
 type simulatedBuyer struct {
 	user  string
+	item  int
 	asked time.Duration
 }
 
@@ -164,8 +195,8 @@ type simulatedIngress struct {
 	// counting is true while a count is in progress; waiting get the next one.
 	counting bool
 	waiting  []func(*reservation.SaleCount)
-	// soldOut is true if it remembers that the sale is sold out.
-	soldOut bool
+	// soldOut is which items it remembers as sold out.
+	soldOut []bool
 }
 
 // count passes a count that begins now or later: all lines share it.
@@ -191,7 +222,7 @@ func (in *simulatedIngress) nextCount() {
 				words = append(words, fmt.Sprint(v))
 			}
 			var err error
-			counts[shard], err = reservation.ReadCount(words, len(counts))
+			counts[shard], err = reservation.ReadCount(words, len(counts), in.items)
 			require.NoError(in, err)
 			if missing--; missing > 0 {
 				return
@@ -201,8 +232,16 @@ func (in *simulatedIngress) nextCount() {
 			for _, then := range takers {
 				then(count)
 			}
-		}, len(counts))
+		}, append([]any{len(counts)}, in.ofItems(order.ItemLetters(in.items))...)...)
 	}
+}
+
+// ofItems is the argument of a script, in a sale with items.
+func (s *simulation) ofItems(letters string) []any {
+	if s.items == 0 {
+		return nil
+	}
+	return []any{letters}
 }
 
 // simulatedLine is the queue of an ingress for a shard, with one call at a time.
@@ -214,8 +253,8 @@ type simulatedLine struct {
 }
 
 func (l *simulatedLine) join(b simulatedBuyer) {
-	if l.soldOut {
-		l.refused = append(l.refused, l.now)
+	if l.soldOut[b.item] {
+		l.refused[b.item] = append(l.refused[b.item], l.now)
 		return
 	}
 	l.waiting = append(l.waiting, b)
@@ -237,9 +276,13 @@ func (l *simulatedLine) next() {
 func (l *simulatedLine) ask(batch []simulatedBuyer) {
 	p, id := l.layout.Partition(l.shard), l.sale
 	keys := []string{l.keys.Sale(p, id), l.keys.Buyers(p, id), l.keys.Orders(p), l.keys.Ended(p, id)}
-	args := []any{1, 0, order.ReservedMetadataPrefix(id, 1, false)}
+	args := []any{1, 0, order.ReservedMetadataPrefix(id, 1, l.items > 0)}
 	for _, b := range batch {
-		args = append(args, b.user, "order-"+b.user, "-", 1)
+		var quantity any = 1
+		if l.items > 0 {
+			quantity = order.ItemLetter(b.item) + "1"
+		}
+		args = append(args, b.user, "order-"+b.user, "-", quantity)
 	}
 	cost := callCost + time.Duration(len(batch))*buyerCost
 	l.call(callReserve, l.shard, cost, keys, args, func(answer any) {
@@ -247,8 +290,8 @@ func (l *simulatedLine) ask(batch []simulatedBuyer) {
 		for i, word := range answer.([]any)[3:] {
 			switch word := word.(string); {
 			case strings.HasPrefix(word, "reserved "):
-				l.sold = append(l.sold, soldUnit{batch[i].asked, l.now - travel, l.now})
-			case word == "sold-out":
+				l.sold = append(l.sold, soldUnit{batch[i].item, batch[i].asked, l.now - travel, l.now})
+			case strings.HasPrefix(word, "sold-out"):
 				short = append(short, batch[i])
 			default:
 				require.Fail(l, "unexpected answer", word)
@@ -266,7 +309,14 @@ func (l *simulatedLine) fill(short []simulatedBuyer) {
 		return
 	}
 	l.count(func(count *reservation.SaleCount) {
-		gifts, wishes := count.OnTheWay(), count.Wishes(l.shard, len(short))
+		wanted := make([]int64, max(1, l.items))
+		for _, b := range short {
+			wanted[b.item]++
+		}
+		gone := func(count *reservation.SaleCount) func(b simulatedBuyer) bool {
+			return func(b simulatedBuyer) bool { return count.ForSale(b.item) == 0 }
+		}
+		gifts, wishes := count.OnTheWay(), count.Wishes(l.shard, wanted...)
 		switch {
 		case len(gifts) > 0:
 			l.take(gifts, func() {
@@ -276,17 +326,18 @@ func (l *simulatedLine) fill(short []simulatedBuyer) {
 					l.fill(short)
 				}
 			})
-		case count.ForSale() < 1:
+		case slices.ContainsFunc(short, gone(count)):
 			l.count(func(second *reservation.SaleCount) {
-				if !count.Equal(second) {
-					l.fill(short)
-					return
+				if count.Equal(second) {
+					for _, b := range short {
+						if gone(second)(b) {
+							l.soldOut[b.item] = true
+							l.refused[b.item] = append(l.refused[b.item], l.now)
+						}
+					}
+					short = slices.DeleteFunc(short, gone(second))
 				}
-				l.soldOut = true
-				for range short {
-					l.refused = append(l.refused, l.now)
-				}
-				l.fill(nil)
+				l.fill(short)
 			})
 		case len(wishes) > 0:
 			var given []reservation.Gift
@@ -294,13 +345,13 @@ func (l *simulatedLine) fill(short []simulatedBuyer) {
 			for _, w := range wishes {
 				l.move(callGive, w.From(), func(answer any) {
 					_, text, _ := strings.Cut(answer.(string), " ")
-					if total, err := strconv.ParseInt(text, 10, 64); err == nil && total > w.Total() {
-						given = append(given, w.With(total))
+					if gift, more := w.With(text); more {
+						given = append(given, gift)
 					}
 					if missing--; missing == 0 {
 						l.take(given, func() { l.ask(short) })
 					}
-				}, w.To(), w.Total(), reservation.GiveParts, "sold")
+				}, append([]any{w.To(), w.Total(), reservation.GiveParts, "sold"}, l.ofItems(w.Items())...)...)
 			}
 		default:
 			l.ask(short)
@@ -353,16 +404,28 @@ func (q *eventQueue) Pop() any {
 }
 
 // soldOutAt is when the last unit was sold.
-func (s *simulation) soldOutAt() time.Duration {
-	return slices.MaxFunc(s.sold, func(x, y soldUnit) int { return cmp.Compare(x.decided, y.decided) }).decided
+func (s *simulation) soldOutAt() time.Duration { return s.lastOf(s.sold).decided }
+
+func (s *simulation) lastOf(units []soldUnit) soldUnit {
+	return slices.MaxFunc(units, func(x, y soldUnit) int { return cmp.Compare(x.decided, y.decided) })
+}
+
+// soldOf are the units of an item that were sold.
+func (s *simulation) soldOf(item int) []soldUnit {
+	return slices.DeleteFunc(slices.Clone(s.sold), func(u soldUnit) bool { return u.item != item })
 }
 
 // moved is the number of units that were moved between shards.
 func (s *simulation) moved() (units int64) {
 	for shard := range s.layout.Shards {
 		for field, value := range s.rdb.HGetAll(context.Background(), s.saleKey(shard)).Val() {
-			if n, err := strconv.ParseInt(value, 10, 64); err == nil && strings.HasPrefix(field, "got:") {
+			if !strings.HasPrefix(field, "got:") {
+				continue
+			}
+			if n, err := strconv.ParseInt(value, 10, 64); err == nil {
 				units += n
+			} else {
+				units += order.Lines(value).Units()
 			}
 		}
 	}
@@ -380,13 +443,19 @@ func (s *simulation) latencies(n int) []time.Duration {
 	return took
 }
 
-// check checks that all units are sold, and that nobody was refused before.
+// check checks that all units are sold that buyers wanted, and that nobody was refused before the last one of their
+// item was sold.
 func (s *simulation) check(of simulatedCrowd) {
-	require.Len(s, s.sold, int(min(of.stock, int64(of.buyers))))
-	require.Len(s, s.refused, of.buyers-len(s.sold))
-	for _, at := range s.refused {
-		require.GreaterOrEqual(s, at, s.soldOutAt(), "a buyer was refused before the last unit was sold")
+	refused := 0
+	for item, stock := range of.stocks() {
+		sold := s.soldOf(item)
+		require.EqualValues(s, min(stock, int64(len(sold)+len(s.refused[item]))), len(sold), "item %d", item)
+		refused += len(s.refused[item])
+		for _, at := range s.refused[item] {
+			require.GreaterOrEqual(s, at, s.lastOf(sold).decided, "a buyer was refused before the last unit was sold")
+		}
 	}
+	require.Equal(s, of.buyers, len(s.sold)+refused)
 }
 
 // BenchmarkSimulation prints what a million buyers would meet on machines with a core for each master.
@@ -399,9 +468,14 @@ func BenchmarkSimulation(b *testing.B) {
 		{shards: 64, buyers: 1_000_000, stock: 500_000},
 		{shards: 64, buyers: 1_000_000, stock: 10_000},
 		{shards: 8, buyers: 200_000, stock: 100_000, favorite: 0.5},
+		{shards: 8, buyers: 1_000_000, stock: 1_000_000, items: 5},
+		{shards: 64, buyers: 1_000_000, stock: 500_000, items: 5},
+		{shards: 64, buyers: 1_000_000, stock: 500_000, items: 5, rare: 10},
 	} {
 		of.ingresses, of.arriveWithin = 16, 100*time.Millisecond
-		b.Run(fmt.Sprintf("%d shards, stock %d, favorite %g", of.shards, of.stock, of.favorite), func(b *testing.B) {
+		name := fmt.Sprintf("%d shards, stock %d, favorite %g, %d items, rare %d", of.shards, of.stock, of.favorite,
+			of.items, of.rare)
+		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				s := simulate(b, of)
 				s.check(of)
@@ -415,6 +489,10 @@ func BenchmarkSimulation(b *testing.B) {
 				b.ReportMetric(last[len(last)/2].Seconds()*1000, "ms-last100-p50")
 				b.ReportMetric(last[len(last)*99/100].Seconds()*1000, "ms-last100-p99")
 				b.ReportMetric(s.now.Seconds()*1000, "ms-all-answered")
+				if of.rare > 0 {
+					rare := s.lastOf(s.soldOf(0))
+					b.ReportMetric((rare.answered-rare.asked).Seconds()*1000, "ms-last-rare")
+				}
 			}
 			b.ReportMetric(0, "ns/op")
 		})

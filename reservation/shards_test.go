@@ -22,6 +22,7 @@ import (
 	"stampede/lua"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 // shardHas returns the number in a field of a shard.
@@ -268,6 +269,96 @@ func TestReturnedUnitHidesNoUnitsOfOtherShards(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
 	s.Buy(t, sale.ID, users[1])
+}
+
+// An order of several items gets those that its shard lacks from others, and all of its lines or none.
+func TestBasketsGetItemsOfOtherShards(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedItems(t, 4, reservation.Item{Code: "s", Stock: 1}, reservation.Item{Code: "m", Stock: 8},
+		reservation.Item{Code: "l", Stock: 3})
+	var shares []int64
+	for shard := range 4 {
+		for _, field := range []string{"stock.a", "stock.b", "stock.c", "stock"} {
+			shares = append(shares, shardHas(t, s, sale, shard, field))
+		}
+	}
+	require.Equal(t, []int64{1, 2, 1, 4, 0, 2, 0, 2, 0, 2, 1, 3, 0, 2, 1, 3}, shares, "of each item evenly")
+	users := usersIn(sale, 1, 9)
+	basket := map[string]int64{"s": 1, "m": 3, "l": 2}
+	answer := wantItems(t, s, sale.ID, users[0], "", basket)
+	require.Equal(t, reservation.Reserved, answer.Verdict, "its shard had 2 m")
+	require.Equal(t, map[string]int64{"": 6, "a": 0, "b": 5, "c": 1}, s.LeftItems(t, sale.Sale))
+	answer = wantItems(t, s, sale.ID, users[1], "", map[string]int64{"m": 5, "l": 2, "s": 1})
+	require.Equal(t, []any{reservation.SoldOut, []string{"s", "l"}, order.Items(`{"s":0,"m":5,"l":1}`)},
+		[]any{answer.Verdict, answer.Of.Codes, answer.Of.Units}, "what falls short, and what is left in all shards")
+	for i, want := range []map[string]int64{{"m": 3, "l": 1}, {"m": 2}} {
+		require.Equal(t, reservation.Reserved, wantItems(t, s, sale.ID, users[2+i], "", want).Verdict)
+	}
+	require.Equal(t, map[string]int64{"": 0, "a": 0, "b": 0, "c": 0}, s.LeftItems(t, sale.Sale))
+	shown, err := s.Show(t.Context(), sale.ID)
+	require.NoError(t, err)
+	require.Equal(t, []int64{0, 12}, []int64{shown.Available, shown.Held})
+
+	released, err := s.Release(t.Context(), []reservation.Release{{
+		SaleID: sale.ID, OrderID: wantItems(t, s, sale.ID, users[0], "", basket).Reservation.OrderID, UserID: users[0],
+		Quantity: 6, Lines: "a1b3c2",
+	}})
+	require.NoError(t, err)
+	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
+	shown, err = s.Show(t.Context(), sale.ID)
+	require.NoError(t, err)
+	require.Equal(t, []int64{1, 3, 2}, []int64{shown.Items[0].Available, shown.Items[1].Available, shown.Items[2].Available})
+	testkit.Eventually(t, 30*time.Second, "a user of another shard gets the rare item", func() bool {
+		return wantItems(t, s, sale.ID, usersIn(sale, 3, 1)[0], "", map[string]int64{"s": 1, "l": 2}).Verdict ==
+			reservation.Reserved
+	})
+}
+
+// A shard that cannot be asked may have units of the item.
+func TestSilentShardIsNotSoldOutOfItem(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedItems(t, 2, reservation.Item{Code: "s", Stock: 2}, reservation.Item{Code: "m", Stock: 4})
+	require.NoError(t, s.Distrust(t.Context(), sale.Layout().Partition(1)))
+	users := usersIn(sale, 0, 4)
+	require.Equal(t, reservation.Reserved,
+		wantItems(t, s, sale.ID, users[0], "", map[string]int64{"s": 1, "m": 1}).Verdict)
+	for _, shop := range []*testshop.Shop{s, s.Next(t, s.Rdb)} {
+		for _, want := range []map[string]int64{{"s": 1}, {"m": 2}, {"s": 1, "m": 1}} {
+			_, err := shop.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: users[1], Items: want})
+			require.ErrorIs(t, err, reservation.ErrUnavailable)
+		}
+	}
+	require.Equal(t, reservation.Reserved, wantItems(t, s, sale.ID, users[2], "", map[string]int64{"m": 1}).Verdict)
+}
+
+// Each ingress remembers an item until a unit comes to any shard, whatever happens to other items.
+func TestSoldOutItemIsRememberedOverAllShards(t *testing.T) {
+	t.Parallel()
+	keys := testkit.Keys(t)
+	keys.Partitions = 4
+	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, testkit.OwnRedis(t).URL), Keys: keys})
+	sale := s.ShardedItems(t, 4, reservation.Item{Code: "s", Stock: 2}, reservation.Item{Code: "m", Stock: 40})
+	rare, buyer := map[string]int64{"s": 1}, usersIn(sale, 3, 1)[0]
+	bought := wantItems(t, s, sale.ID, buyer, "", rare).Reservation.OrderID
+	require.Equal(t, reservation.Reserved, wantItems(t, s, sale.ID, usersIn(sale, 2, 1)[0], "", rare).Verdict)
+	rememberSold(t, s, sale.Sale, "s")
+	other := wantItems(t, s, sale.ID, usersIn(sale, 1, 1)[0], "", map[string]int64{"m": 10}).Reservation
+	release := func(user string, order uuid.UUID, lines order.Lines) {
+		released, err := s.Release(t.Context(), []reservation.Release{
+			{SaleID: sale.ID, OrderID: order, UserID: user, Quantity: lines.Units(), Lines: lines},
+		})
+		require.NoError(t, err)
+		require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
+	}
+	release(usersIn(sale, 1, 1)[0], other.OrderID, "b10")
+	rememberSold(t, s, sale.Sale, "s")
+	require.Equal(t, reservation.AlreadyPurchased, wantItems(t, s, sale.ID, buyer, "", rare).Verdict, "a buyer is not")
+	release(buyer, bought, "a1")
+	testkit.Eventually(t, 30*time.Second, "the unit is sold to a user of another shard", func() bool {
+		return wantItems(t, s, sale.ID, usersIn(sale, 0, 1)[0], "", rare).Verdict == reservation.Reserved
+	})
 }
 
 // A unit returns to a shard that is counted, and one is sold in a shard that is not yet. Two units were for sale all

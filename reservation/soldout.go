@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
-	"strconv"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -90,11 +90,8 @@ func (of *seller) learnSoldOut(generations []int64) {
 // requests.
 func (of *seller) rememberSoldOut(ctx context.Context, generations []int64) error {
 	memory := &soldOut{generations: generations, buyers: make(map[uint64]struct{})}
-	for _, q := range of.queues {
-		err := q.collectUsers(ctx, len(memory.buyers), func(user uint64) { memory.buyers[user] = struct{}{} })
-		if err != nil {
-			return err
-		}
+	if err := of.collectAllUsers(ctx, 0, func(user uint64) { memory.buyers[user] = struct{}{} }); err != nil {
+		return err
 	}
 	defer of.soldOut.Store(nil)
 	ticker := time.NewTicker(soldOutCheck)
@@ -118,6 +115,16 @@ func (of *seller) rememberSoldOut(ctx context.Context, generations []int64) erro
 		case <-ticker.C:
 		case <-ctx.Done():
 			return nil
+		}
+	}
+	return nil
+}
+
+// collectAllUsers is collectUsers for all shards.
+func (of *seller) collectAllUsers(ctx context.Context, known int, add func(user uint64)) error {
+	for _, q := range of.queues {
+		if err := q.collectUsers(ctx, known, func(user uint64) { known++; add(user) }); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -197,8 +204,9 @@ func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error
 
 // soldItems caches which items of a sale are sold out, while others are sold, so that refusals cost Redis nothing.
 //
-// An item is remembered while nothing is left of it and no unit has returned (quiet.x in lua/reserve.lua), and only if
-// that was so both before and after a scan of the buyers: so all who hold it are known. Others who buy other items
+// An item is remembered while nothing is left of it in any shard, none of it is on its way between two, and no unit has
+// come to any shard. Its soldItem shows that. It is so only if that was true both before and after a scan of the buyers: so
+// all who hold it are known, and there was one moment at which all shards were in that state. Others who buy other items
 // meanwhile are known at once if they buy from this store, and by the next scan if not: until then, such a buyer who
 // asks for a sold-out item as well may hear "sold out" instead of his order. A repeat of the request that made his
 // order names an item that he holds, and always gets the order.
@@ -213,12 +221,17 @@ type soldItems struct {
 // soldItemsSeen is what one check saw. It never changes.
 type soldItemsSeen struct {
 	at    int64                // nanoseconds since Store.started
-	quiet map[int]string       // when units last returned to each item with nothing left, by its place
+	sold  map[int]soldItem     // the items with nothing left, by their places
 	items [order.MaxItems]bool // the remembered ones
 	// answers say of each sold-out item, by its place, that it is.
 	answers [order.MaxItems]*OfItems
 	users   int64 // how many buyers and ended orders there were
 }
+
+// soldItem is what changes when units of an item with nothing left come to any shard, or move: when units last returned
+// to the shards (quiet.x in lua/reserve.lua), and the totals given and got. It stays when other items change, unlike
+// the generations.
+type soldItem string
 
 const (
 	// soldItemsScan is the least time between two scans of the buyers of a sale.
@@ -294,11 +307,11 @@ func (of *seller) rememberSoldItems(ctx context.Context, _ []int64) error {
 	scan := make(chan error, 1)
 	inScan, nextScan := false, int64(0)
 	for unasked := 0; unasked < soldOutIdleChecks; unasked++ {
-		now, err := of.queues[0].checkSoldItems(ctx)
+		now, err := of.checkSoldItems(ctx)
 		switch {
 		case err != nil && (last == nil || of.store.sinceStart()-last.at > int64(soldOutTrust)):
 			return err
-		case err == nil && (now == nil || len(now.quiet) == 0):
+		case err == nil && (now == nil || len(now.sold) == 0):
 			return nil
 		case err == nil:
 			now.keep(last)
@@ -313,7 +326,7 @@ func (of *seller) rememberSoldItems(ctx context.Context, _ []int64) error {
 					memory.mu.RLock()
 					known := len(memory.buyers)
 					memory.mu.RUnlock()
-					scan <- of.queues[0].collectUsers(ctx, known, memory.add)
+					scan <- of.collectAllUsers(ctx, known, memory.add)
 				})
 			}
 		}
@@ -340,23 +353,23 @@ func (s *soldItemsSeen) keep(before *soldItemsSeen) {
 	if before == nil {
 		return
 	}
-	for place, quiet := range s.quiet {
-		was, sold := before.quiet[place]
-		s.items[place] = before.items[place] && sold && was == quiet
+	for place, now := range s.sold {
+		was, sold := before.sold[place]
+		s.items[place] = before.items[place] && sold && was == now
 	}
 }
 
 // learn remembers the items that were sold out before the buyers were scanned, and still are.
 func (s *soldItemsSeen) learn(scanned *soldItemsSeen) {
-	for place, quiet := range s.quiet {
-		was, sold := scanned.quiet[place]
-		s.items[place] = s.items[place] || sold && was == quiet
+	for place, now := range s.sold {
+		was, sold := scanned.sold[place]
+		s.items[place] = s.items[place] || sold && was == now
 	}
 }
 
 // forgets is true if an item is sold out and not remembered.
 func (s *soldItemsSeen) forgets() bool {
-	for place := range s.quiet {
+	for place := range s.sold {
 		if !s.items[place] {
 			return true
 		}
@@ -366,45 +379,70 @@ func (s *soldItemsSeen) forgets() bool {
 
 // checkSoldItems returns which items are sold out, and nil if that may not be remembered: the sale does not sell, or in
 // another epoch, or on a server that is not verified.
-func (q *queue) checkSoldItems(ctx context.Context) (*soldItemsSeen, error) {
+func (of *seller) checkSoldItems(ctx context.Context) (*soldItemsSeen, error) {
 	ctx, cancel := context.WithTimeout(ctx, soldOutTrust/2)
 	defer cancel()
-	now := &soldItemsSeen{at: q.store.sinceStart(), quiet: make(map[int]string)}
+	now := &soldItemsSeen{at: of.store.sinceStart(), sold: make(map[int]soldItem)}
+	shards := make([]*ShardHash, len(of.queues))
+	var users atomic.Int64
+	err := each(len(shards), func(shard int) (err error) {
+		var its int64
+		shards[shard], its, err = of.queues[shard].readItems(ctx)
+		users.Add(its)
+		return err
+	})
+	if err != nil || slices.Contains(shards, nil) {
+		return nil, err
+	}
+	now.users = users.Load()
+	codes := of.address.codes
+	left := make([]int64, len(codes))
+	for place := range codes {
+		state, moving := []byte(nil), int64(0)
+		for _, shard := range shards {
+			item := shard.Items[place]
+			if item.Left < 0 {
+				return nil, fmt.Errorf("sale=%s: what is left of an item cannot be read", of.sale)
+			}
+			given, got := shard.Moved(place)
+			left[place], moving = left[place]+item.Left, moving+given-got
+			state = fmt.Appendf(state, "%s %d %d,", item.Quiet, given, got)
+		}
+		if left[place] == 0 && moving == 0 {
+			now.sold[place] = soldItem(state)
+		}
+	}
+	units := linesLeft(len(codes), func(item int) int64 { return left[item] }).Named(codes)
+	for place := range now.sold {
+		now.answers[place] = &OfItems{Units: units, Codes: codes[place : place+1 : place+1]}
+	}
+	return now, nil
+}
+
+// readItems reads a shard for checkSoldItems, and how many buyers and ended orders it has. The shard is nil if it may
+// not be remembered.
+func (q *queue) readItems(ctx context.Context) (shard *ShardHash, users int64, err error) {
 	state, err := q.store.Inspect(ctx, q.partition)
 	if err != nil || !state.Known {
-		return nil, err
+		return nil, 0, err
 	}
 	keys := q.store.Keys
 	pipe := q.store.Redis.Pipeline()
 	buyers := pipe.HLen(ctx, keys.Buyers(q.partition, q.sale))
 	ended := pipe.HLen(ctx, keys.Ended(q.partition, q.sale))
-	asked := keys.AskShard(ctx, pipe, q.partition, q.sale, len(q.address.codes), "epoch", "state", "closes_at_ms")
+	fields := append([]string{"epoch", "state", "closes_at_ms"}, q.address.layout.Moves()...)
+	asked := keys.AskShard(ctx, pipe, q.partition, q.sale, len(q.address.codes), fields...)
 	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	shard, err := asked.Hash()
+	hash, err := asked.Hash()
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	sells := shard.State == StateOpen || shard.State == StateWaitlist
-	if shard.Epoch != q.address.epoch || !sells ||
-		shard.ClosesAtMillis > 0 && state.Now.UnixMilli() >= shard.ClosesAtMillis {
-		return nil, nil //nolint:nilnil // there is nothing to remember
+	sells := hash.State == StateOpen || hash.State == StateWaitlist
+	if hash.Epoch != q.address.epoch || !sells ||
+		hash.ClosesAtMillis > 0 && state.Now.UnixMilli() >= hash.ClosesAtMillis {
+		return nil, 0, nil
 	}
-	var left []byte
-	for place, item := range shard.Items {
-		if item.Left < 0 {
-			return nil, fmt.Errorf("sale=%s: what is left of an item cannot be read", q.sale)
-		}
-		left = strconv.AppendInt(append(left, order.ItemLetter(place)...), item.Left, 10)
-		if item.Left == 0 {
-			now.quiet[place] = item.Quiet
-		}
-	}
-	units := order.Lines(left).Named(q.address.codes)
-	for place := range now.quiet {
-		now.answers[place] = &OfItems{Units: units, Codes: q.address.codes[place : place+1 : place+1]}
-	}
-	now.users = buyers.Val() + ended.Val()
-	return now, nil
+	return &hash, buyers.Val() + ended.Val(), nil
 }

@@ -416,7 +416,8 @@ func TestRebuiltSaleSellsItsItems(t *testing.T) {
 	}}))
 	sale.Epoch = 2
 	require.NoError(t, s.OpenRebuilt(t.Context(), reservation.Rebuilt{
-		Sale: sale, Left: 2, Held: 3, LeftItems: []int64{0, 2}, LastPlace: 1, Holders: 1, Ended: 1, Token: testshop.Token,
+		Sale: sale, Left: 2, Held: 3, LeftItems: []int64{0, 2}, HeldItems: []int64{2, 1}, LastPlace: 1, Holders: 1, Ended: 1,
+		Token: testshop.Token,
 	}))
 	require.Equal(t, map[string]int64{"": 2, "a": 0, "b": 2}, s.LeftItems(t, sale))
 	after := s.SaleInRedis(t, sale.ID)

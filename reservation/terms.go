@@ -62,8 +62,6 @@ func (t Terms) validateItems() error {
 		return invalid("items", "must be at most %d", order.MaxItems)
 	case t.UnitPrice > 0:
 		return invalid("unit_price", "must be left out: items have theirs")
-	case t.Shards > 1:
-		return invalid("shards", "must be 1 in a sale with items")
 	}
 	codes, stock := map[string]bool{}, int64(0)
 	for n, i := range t.Items {

@@ -60,13 +60,13 @@ func newListOf(t testing.TB, s *testshop.Shop, terms reservation.Terms, holders 
 	return l
 }
 
-// forms runs a test for a sale with one shard and no items, for one in shards, and for an item of a sale.
+// forms runs a test for a sale with one shard and no items, for one in shards, and for an item of a sale, in one shard
+// and in several.
 func forms(t *testing.T, test func(t *testing.T, s *testshop.Shop, newList func(holders ...string) *list)) {
 	t.Parallel()
+	items := []reservation.Item{{Code: "m", Name: "M"}, {Code: "l", Name: "L", Stock: 5}}
 	for name, terms := range map[string]reservation.Terms{
-		"sale": {}, "shards": {Shards: 4}, "item": {Items: []reservation.Item{
-			{Code: "m", Name: "M"}, {Code: "l", Name: "L", Stock: 5},
-		}},
+		"sale": {}, "shards": {Shards: 4}, "item": {Items: items}, "item in shards": {Shards: 4, Items: items},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -199,7 +199,7 @@ func (c *publisher) apply(ctx context.Context, s reservation.Sale, shard int, ch
 	switch ch.Type {
 	case eventCreated, eventItemsCreated:
 		s.Items = ch.Items
-		return c.Store.OpenShard(ctx, s, shard, ch.Revision, layout.Share(ch.Stock, shard))
+		return c.Store.OpenShard(ctx, s, shard, ch.Revision, ch.Stock)
 	case eventPaused:
 		answer = change("pause")
 	case eventResumed:
@@ -224,11 +224,12 @@ func (c *publisher) apply(ctx context.Context, s reservation.Sale, shard int, ch
 		eventWaitlistClosed:
 		answer = change("note")
 	case eventRestocked:
-		if len(s.Items) > 0 {
-			_, _, err := c.restockItems(ctx, s, ch)
-			return err
-		}
-		_, _, err := c.restock(ctx, s, shard, ch.Revision, layout.Share(ch.Units, shard), 0)
+		_, err := c.restock(ctx, s, shard, ch.Revision, func(item int) (units, least int64) {
+			if len(s.Items) > 0 {
+				return layout.ShareOfItem(item, ch.ItemUnits[s.Items[item].Code], shard), 0
+			}
+			return layout.Share(ch.Units, shard), 0
+		})
 		return err
 	default:
 		return fmt.Errorf("sale=%s has an event %q that this version does not know", s.ID, ch.Type)

@@ -223,9 +223,9 @@ func findLowering(ctx context.Context, q pg.Querier, id uuid.UUID, revision int6
 
 // lower asks Redis for a lower stock, records the answer, and returns the latest revision of the sale.
 //
-// With several shards each one removes units that it has left, until they are enough. A shard remembers what it has
-// removed for this revision, so every publisher gets the same answers. If all have too few, the refusal is recorded
-// first, and then each shard puts back what it has removed; the next publisher completes that.
+// With several shards each one removes units that it has left, until they are enough, of each item by itself. A shard
+// remembers what it has removed for this revision, so every publisher gets the same answers. If all have too few, the
+// refusal is recorded first, and then each shard puts back what it has removed; the next publisher completes that.
 func (c *publisher) lower(
 	ctx context.Context, asked reservation.Sale, wish publishedChange,
 ) (revision int64, err error) {
@@ -263,55 +263,116 @@ func (c *publisher) lower(
 func (c *publisher) askToLower(
 	ctx context.Context, asked reservation.Sale, wish publishedChange,
 ) (refused *TakenError, isLast bool, err error) {
-	if len(asked.Items) > 0 {
-		return c.restockItems(ctx, asked, wish)
+	layout, wanted := asked.Layout(), map[int]int64{0: -wish.Units}
+	for place, item := range asked.Items {
+		wanted[place] = -wish.ItemUnits[item.Code]
 	}
-	layout, wanted := asked.Layout(), -wish.Units
 	// Units on their way between two shards are in neither.
 	if err := c.Store.HelpUnits(ctx, asked.ID, layout, asked.Epoch); err != nil {
 		return nil, false, err
 	}
-	least := int64(0)
-	if layout.Shards == 1 {
-		least = wanted
-	}
+	missing := int64(0)
 	for shard := range layout.Shards {
-		word, number, err := c.restock(ctx, asked, shard, wish.Revision, -wanted, least)
-		switch {
-		case err != nil || word == "unchanged":
-			return nil, false, err
-		case word == "taken":
-			return &TakenError{Taken: number}, true, nil
+		change := func(item int) (units, least int64) {
+			if layout.Shards == 1 {
+				least = wanted[item]
+			}
+			return -wanted[item], least
 		}
-		wanted += number
+		answer, err := c.restock(ctx, asked, shard, wish.Revision, change)
+		switch {
+		case err != nil || answer.word == "unchanged":
+			return nil, false, err
+		case answer.word == "taken" && len(asked.Items) > 0:
+			return takenOf(asked, answer.units), true, nil
+		case answer.word == "taken":
+			return &TakenError{Taken: answer.units[0]}, true, nil
+		case layout.Shards == 1: // which removes all or nothing
+			return nil, true, nil
+		}
+		missing = 0
+		for item := range wanted {
+			wanted[item] += answer.units[item]
+			missing += wanted[item]
+		}
 		crashpoint.Hit(crashpoint.LoweringAsked)
 	}
-	if wanted > 0 {
-		return &TakenError{Taken: asked.Stock + wish.Units + wanted}, true, nil
+	switch {
+	case missing == 0:
+		return nil, true, nil
+	case len(asked.Items) == 0:
+		return &TakenError{Taken: asked.Stock + wish.Units + missing}, true, nil
 	}
-	return nil, true, nil
+	taken := map[int]int64{}
+	for place, item := range asked.Items {
+		if wanted[place] > 0 {
+			taken[place] = item.Stock + wish.ItemUnits[item.Code] + wanted[place]
+		}
+	}
+	return takenOf(asked, taken), true, nil
 }
 
-// restock changes the stock of a shard, and returns the word and the number of the answer of lua/restock.lua.
+// takenOf is the refusal for items of which so many units are taken.
+func takenOf(s reservation.Sale, units map[int]int64) *TakenError {
+	var lines []byte
+	for _, place := range slices.Sorted(maps.Keys(units)) {
+		lines = strconv.AppendInt(append(lines, order.ItemLetter(place)...), units[place], 10)
+	}
+	taken := order.Lines(lines)
+	return &TakenError{taken.Units(), taken.Named(s.Codes())}
+}
+
+// restockAnswer is an answer of lua/restock.lua or lua/restock_items.lua: its word, and the units by the places of the
+// items. In a sale without items the place is 0.
+type restockAnswer struct {
+	word  string
+	units map[int]int64
+}
+
+// restockedUnits are units by the letters of items, as restock_items.lua writes them; without letters those of a sale
+// without items. Unlike those of an order they may be 0, many, or below it.
+var restockedUnits = regexp.MustCompile(`^([a-zA-Z]-?[0-9]+)*$|^-?[0-9]+$`)
+
+// restock changes the stock of a shard, or that of its items: by so many units of each, and by at least so many below
+// zero.
 func (c *publisher) restock(
-	ctx context.Context, s reservation.Sale, shard int, revision, units, least int64,
-) (word string, number int64, err error) {
-	partition := s.Layout().Partition(shard)
-	text, err := lua.Restock.Run(ctx, c.Store.Redis, []string{c.Store.Keys.Sale(partition, s.ID)},
-		s.Epoch, revision, units, least).Text()
+	ctx context.Context, s reservation.Sale, shard int, revision int64, change func(item int) (units, least int64),
+) (answer restockAnswer, err error) {
+	script, args := lua.Restock, []any{s.Epoch, revision}
+	if len(s.Items) == 0 {
+		units, least := change(0)
+		args = append(args, units, least)
+	} else {
+		script = lua.RestockItems
+	}
+	for place := range s.Items {
+		if units, least := change(place); units != 0 {
+			args = append(args, order.ItemLetter(place), units, least)
+		}
+	}
+	key := c.Store.Keys.Sale(s.Layout().Partition(shard), s.ID)
+	text, err := script.Run(ctx, c.Store.Redis, []string{key}, args...).Text()
 	if err != nil {
-		return "", 0, err
+		return restockAnswer{}, err
 	}
 	word, rest, _ := strings.Cut(text, " ")
-	switch word {
-	case "restocked", "taken":
-		number, err = strconv.ParseInt(rest, 10, 64)
-	case "unchanged":
-	default:
-		err = notRestocked(s.ID, text)
+	answer = restockAnswer{word, map[int]int64{}}
+	switch {
+	case word == "unchanged":
+		return answer, nil
+	case word != "restocked" && word != "taken" || !restockedUnits.MatchString(rest):
+		return restockAnswer{}, notRestocked(s.ID, text)
 	}
-	return word, number, err
+	for _, line := range restockedLine.FindAllStringSubmatch(rest, -1) {
+		place := max(0, strings.Index(order.ItemLetters(order.MaxItems), line[1]))
+		if answer.units[place], err = strconv.ParseInt(line[2], 10, 64); err != nil {
+			return restockAnswer{}, notRestocked(s.ID, text)
+		}
+	}
+	return answer, nil
 }
+
+var restockedLine = regexp.MustCompile(`([a-zA-Z]?)(-?[0-9]+)`)
 
 // notRestocked is the error of a script that could not change the stock.
 func notRestocked(sale uuid.UUID, answer string) error {
@@ -405,33 +466,4 @@ func restocked(items []reservation.Item, units map[string]int64) ([]reservation.
 		}
 	}
 	return items, nil
-}
-
-// takenLines are the letters of items with the units that are taken. Unlike those of an order they may be 0, or many.
-var takenLines = regexp.MustCompile(`^([a-zA-Z][0-9]+)+$`)
-
-// restockItems changes the stock of items in Redis, as lower and apply need it: refused is nil if all were changed, and
-// isLast is false if Redis has a later revision.
-func (c *publisher) restockItems(
-	ctx context.Context, s reservation.Sale, ch publishedChange,
-) (refused *TakenError, isLast bool, err error) {
-	args := []any{s.Epoch, ch.Revision}
-	for place, item := range s.Items {
-		if units := ch.ItemUnits[item.Code]; units != 0 {
-			args = append(args, order.ItemLetter(place), units, max(0, -units))
-		}
-	}
-	key := c.Store.Keys.Sale(s.Layout().Partition(0), s.ID)
-	text, err := lua.RestockItems.Run(ctx, c.Store.Redis, []string{key}, args...).Text()
-	word, rest, _ := strings.Cut(text, " ")
-	switch {
-	case err != nil || word == "unchanged":
-		return nil, false, err
-	case word == "restocked":
-		return nil, true, nil
-	case word == "taken" && takenLines.MatchString(rest):
-		taken := order.Lines(rest)
-		return &TakenError{taken.Units(), taken.Named(s.Codes())}, true, nil
-	}
-	return nil, false, notRestocked(s.ID, text)
 }

@@ -207,9 +207,13 @@ func (c *reader) count(ctx context.Context, sales []storedSale) ([]CountResult, 
 	asked := make([][]reservation.ShardAnswer, len(sales))
 	pipe := c.Store.Redis.Pipeline()
 	for i, s := range sales {
+		names := []string{"stock", "left", "epoch"}
+		if len(s.Items) > 0 { // what is left of each, with what is on its way
+			names = append(names, s.Layout().Moves()...)
+		}
 		for shard := range s.Shards {
 			asked[i] = append(asked[i], c.Store.Keys.AskShard(ctx, pipe, s.Layout().Partition(shard), s.ID, len(s.Items),
-				"stock", "left", "epoch"))
+				names...))
 		}
 	}
 	_, failed := pipe.Exec(ctx)
@@ -221,7 +225,7 @@ func (c *reader) count(ctx context.Context, sales []storedSale) ([]CountResult, 
 		*sale = CountedSale{
 			Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Waiting: s.waiting, Retired: s.retired, Archived: s.archived,
 		}
-		taken, first, whole, err := reservedUnits(asked[i])
+		units, whole, err := countUnits(asked[i], len(s.Items))
 		if s.publishedRevision > 0 { // else it is not in Redis
 			published++
 			if err != nil {
@@ -232,7 +236,7 @@ func (c *reader) count(ctx context.Context, sales []storedSale) ([]CountResult, 
 		}
 		switch {
 		case whole:
-			sale.Held = max(0, taken-s.final)
+			sale.Held = max(0, units.taken-s.final)
 		case s.publishedRevision > 0 && sale.State == reservation.StateEnded:
 			// Its keys may have been deleted to free memory. An ended sale sells nothing more, so
 			// Postgres has all of it.
@@ -241,7 +245,7 @@ func (c *reader) count(ctx context.Context, sales []storedSale) ([]CountResult, 
 			counted[i].Err = fmt.Errorf("count sale=%s: %w", s.ID, reservation.ErrLostSale)
 		}
 		sale.Available = s.Stock - sale.Held - s.final
-		sale.Items = countItems(s, first, whole)
+		sale.Items = countItems(s, units, whole)
 	}
 	if published > 0 && unanswered == published {
 		return nil, failed
@@ -249,39 +253,50 @@ func (c *reader) count(ctx context.Context, sales []storedSale) ([]CountResult, 
 	return counted, nil
 }
 
-// countItems returns the items with what is left of each: as its only shard has it, if that is whole. That of a retired
-// sale has no item.
-func countItems(s storedSale, shard reservation.ShardHash, whole bool) (counted []CountedItem) {
+// countItems returns the items with what is left of each in Redis, if all shards are whole. A retired sale has no item
+// there.
+func countItems(s storedSale, units countedUnits, whole bool) (counted []CountedItem) {
 	for item, terms := range s.Sale.Items {
 		left := terms.Stock
 		if item < len(s.itemsSold) {
 			left -= s.itemsSold[item]
 		}
-		if whole && item < len(shard.Items) && shard.Items[item].Left >= 0 {
-			left = shard.Items[item].Left
+		if whole && !units.unknown {
+			left = units.left[item]
 		}
 		counted = append(counted, CountedItem{terms, left})
 	}
 	return counted
 }
 
-// reservedUnits returns how many units are reserved in all shards, and the first one. It is not whole if one is missing
-// or closed. The error is that of the first shard whose server did not answer.
-func reservedUnits(shards []reservation.ShardAnswer) (taken int64, first reservation.ShardHash, whole bool, err error) {
-	whole = true
-	for i, answer := range shards {
+// countedUnits are the units that are reserved in all shards of a sale, and what is left of each item there, unless that
+// is unknown.
+type countedUnits struct {
+	taken   int64
+	left    []int64
+	unknown bool
+}
+
+// countUnits counts the units in all shards, and on their way between two. It is not whole if a shard is missing or
+// closed. The error is that of the first shard whose server did not answer.
+func countUnits(shards []reservation.ShardAnswer, items int) (units countedUnits, whole bool, err error) {
+	whole, units.left = true, make([]int64, items)
+	for _, answer := range shards {
 		shard, err := answer.Hash()
 		if err != nil {
-			return 0, first, false, err
+			return countedUnits{}, false, err
 		}
-		if i == 0 {
-			first = shard
+		if whole = whole && shard.IsOpen(); !whole {
+			continue
 		}
-		if whole = whole && shard.IsOpen(); whole {
-			taken += shard.Stock - shard.Left
+		units.taken += shard.Stock - shard.Left
+		for item := range units.left {
+			given, got := shard.Moved(item)
+			units.left[item] += shard.Items[item].Left + given - got
+			units.unknown = units.unknown || shard.Items[item].Left < 0
 		}
 	}
-	return taken, first, whole, nil
+	return units, whole, nil
 }
 
 // CountedSale is a sale with the count of its units. Invariant: Available + Held + Sold = Stock.

@@ -22,6 +22,9 @@ const itemLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 // ItemLetter is the letter of an item of a sale, by its place from 0.
 func ItemLetter(item int) string { return itemLetters[item : item+1] }
 
+// ItemLetters are the letters of so many items.
+func ItemLetters(items int) string { return itemLetters[:items] }
+
 // Lines are what an order of a sale with items holds: the letter and the units of each of its items, in the order of
 // the sale, as in "a2c1". They are empty in other sales. Equal lines are equal texts.
 type Lines string

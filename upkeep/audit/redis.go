@@ -89,14 +89,22 @@ func (l *snapshot) copySales(ctx context.Context, read []redisShard) error {
 		} else {
 			own, read = read[:sale.layout.Shards], read[sale.layout.Shards:]
 		}
-		sales = append(sales, []any{sale.id, sale.layout.Shards, len(sale.items), unread, onTheWay(own)})
+		moving, sum := onTheWay(own), int64(0)
+		for _, units := range slices.Concat(moving...) {
+			sum += units
+		}
+		sales = append(sales, []any{sale.id, sale.layout.Shards, len(sale.items), unread, sum})
 		for _, s := range own {
 			shards = append(shards, []any{
 				s.id, s.shard, s.label(), s.present, s.epoch, s.units, s.stock, s.places, s.generation, s.revision,
 				s.opensAt, s.closesAt, s.limit, s.window, s.state, s.orderLimit,
 			})
 			for item, i := range s.redisItems {
-				items = append(items, []any{s.id, order.ItemLetter(item), i.left, i.stock, i.limit})
+				its := int64(0)
+				if moving != nil {
+					its = moving[s.shard][item]
+				}
+				items = append(items, []any{s.id, s.shard, order.ItemLetter(item), i.left, i.stock, its, i.limit})
 			}
 		}
 	}
@@ -112,7 +120,7 @@ func (l *snapshot) copySales(ctx context.Context, read []redisShard) error {
 		return err
 	}
 	_, err = l.conn.CopyFrom(ctx, pgx.Identifier{"audit_items"},
-		[]string{"sale_id", "item", "units", "stock", "per_order_limit"}, pgx.CopyFromRows(items))
+		[]string{"sale_id", "shard", "item", "units", "stock", "on_the_way", "per_order_limit"}, pgx.CopyFromRows(items))
 	return err
 }
 
@@ -363,7 +371,8 @@ func (l *snapshot) readShard(s auditedShard, fields []any, err error) redisShard
 	if text, _ := codes.(string); !closed && text != strings.Join(s.items, " ") {
 		l.note("S7", Finding{
 			Sale: &s.id, Remedy: RemedyRebuild,
-			What: fmt.Sprintf("its items are %.200q in Redis and %q in Postgres", text, strings.Join(s.items, " ")),
+			What: fmt.Sprintf("%sits items are %.200q in Redis and %q in Postgres", s.label(), text,
+				strings.Join(s.items, " ")),
 		})
 	}
 	if shard.state == reservation.StateRetired {

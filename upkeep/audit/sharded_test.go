@@ -14,6 +14,7 @@ import (
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
+	"stampede/lua"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/upkeep/audit"
@@ -398,4 +399,131 @@ func TestAuditReportsImpossibleShards(t *testing.T) {
 	require.Contains(t, testwork.Text(t, report),
 		"sales.shards is 9, and sales.partitions is 8: nothing else of the sale is checked")
 	require.Equal(t, audit.RemedyOperator, report.Promise("S7").Findings[0].Remedy)
+}
+
+// openShardedItems is openSharded for 6 of s, 30 of m and 12 of l. Some of each are sold, and some have moved.
+func openShardedItems(t testing.TB) sharded {
+	t.Helper()
+	keys := testkit.Keys(t)
+	keys.Partitions = 8
+	s := sharded{Shop: testshop.NewShopOn(t, testshop.Options{Keys: keys}), t: t}
+	created := s.ShardedItems(t, 4, reservation.Item{Code: "s", Stock: 6}, reservation.Item{Code: "m", Stock: 30},
+		reservation.Item{Code: "l", Stock: 12, PerOrderLimit: 9})
+	s.sale, s.at = created.ID, created.Layout()
+	for shard, items := range []map[string]int64{{"s": 3, "m": 7}, {"m": 1}, {"s": 1, "l": 2}, {"l": 2}} {
+		answer, err := s.Reserve(t.Context(), reservation.Request{Sale: s.sale, User: s.user(shard, 0), Items: items})
+		require.NoError(t, err)
+		require.Equal(t, reservation.Reserved, answer.Verdict)
+	}
+	testwork.FulfilAll(t, s.Shop)
+	return s
+}
+
+func TestAuditOfItemsOverShardsPassesEveryPromise(t *testing.T) {
+	t.Parallel()
+	s := openShardedItems(t)
+	figures := s.requireKept()
+	require.Equal(t, []int64{32, 0}, []int64{figures.Available, figures.OnTheWay})
+	give := []string{s.key(3)}
+	require.Equal(t, "given b4c1", s.Rdb.Eval(t.Context(), lua.FencedBy("test").Give.Source, give,
+		1, 1, "0", 2, "sold", "bc").Val())
+	figures = s.requireKept()
+	require.Equal(t, []int64{32, 5}, []int64{figures.Available, figures.OnTheWay})
+	text := testwork.Text(t, testwork.Audit(t, s.Shop, s.sale))
+	require.Contains(t, text, ", over 4 shards, 5 units on their way\n")
+	s.RequireShards(t, s.sale)
+}
+
+// Each lie about an item is found in the shard that tells it, and about no other promise.
+func TestAuditReportsEachCorruptionOfItemsOverShards(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		corrupt func(s sharded) (says string)
+		broken  string
+	}{
+		"units missing in a shard": {func(s sharded) string {
+			s.add(3, "left.b", -2)
+			s.add(3, "left", -2)
+			return fmt.Sprintf("shard 3: its share of the item m is %d: %d left, 0 taken", s.number(3, "stock.b"),
+				s.number(3, "stock.b")-2)
+		}, "S4"},
+		"units of another item": {func(s sharded) string {
+			s.add(3, "left.b", -1)
+			s.add(3, "left.a", 1)
+			return "shard 3: its share of the item s is "
+		}, "S4"},
+		"units on another shard without a move": {func(s sharded) string {
+			for shard, units := range map[int]int64{1: 1, 3: -1} {
+				s.add(shard, "left.b", units)
+				s.add(shard, "left", units)
+			}
+			return "shard 1: its share of the item m is "
+		}, "S4"},
+		"a share on another shard": {func(s sharded) string {
+			for shard, units := range map[int]int64{1: 1, 3: -1} {
+				s.add(shard, "stock.b", units)
+				s.add(shard, "stock", units)
+			}
+			return "shard 3: its share of the item m is "
+		}, "S4"},
+		"another sum of the items": {func(s sharded) string {
+			s.add(2, "left", 1)
+			s.add(2, "stock", 1)
+			return "shard 2: Redis has "
+		}, "S4"},
+		"fewer than 0 units left in a shard": {func(s sharded) string {
+			units := s.number(2, "left.c") + 1
+			for shard, more := range map[int]int64{2: -units, 0: units} {
+				for _, field := range []string{"left.c", "stock.c", "left", "stock"} {
+					s.add(shard, field, more)
+				}
+			}
+			return "shard 2: Redis has -1 units of the item l left"
+		}, "S1"},
+		"more got than given": {func(s sharded) string {
+			s.set(1, "got:3", "b5")
+			for _, field := range []string{"left.b", "stock.b", "left", "stock"} {
+				s.add(1, field, 5)
+			}
+			return "shard 1: it has got 5 units of the item m from shard 3, which has given it 0"
+		}, "S4"},
+		"given units that no shard had": {func(s sharded) string {
+			s.set(3, "given:1", "b3")
+			return "the stock of the item m is 30 in Postgres and 33 in Redis"
+		}, "S4"},
+		"units of one item given and of another one got": {func(s sharded) string {
+			s.set(3, "given:1", "b3")
+			s.set(1, "got:3", "c3")
+			return "shard 1: it has got 3 units of the item l from shard 3, which has given it 0"
+		}, "S4"},
+		"a damaged total": {func(s sharded) string {
+			s.set(2, "given:1", "b1a1")
+			return `shard 2: its fields in Redis are damaged: given:1 is "b1a1"`
+		}, "S4 S7"},
+		"a total without an item": {func(s sharded) string {
+			s.set(2, "given:1", "5")
+			return `shard 2: its fields in Redis are damaged: given:1 is "5"`
+		}, "S4 S7"},
+		"another limit": {func(s sharded) string {
+			s.set(2, "limit.c", 8)
+			return "shard 2: Redis has another limit of the item l than Postgres: 8 and not 9"
+		}, "S7"},
+		"other codes": {func(s sharded) string {
+			s.set(2, "items", "s m xl")
+			return `shard 2: its items are "s m xl" in Redis and "s m l" in Postgres`
+		}, "S7"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := openShardedItems(t)
+			s.requireKept()
+			says := c.corrupt(s)
+			report := testwork.Audit(t, s.Shop, s.sale)
+			text := testwork.Text(t, report)
+			require.Equal(t, c.broken, testwork.Broken(report), text)
+			require.Contains(t, text, says)
+			testwork.RequireMended(t, s.Shop, s.sale, "")
+			s.RequireShards(t, s.sale)
+		})
+	}
 }

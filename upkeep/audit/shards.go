@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -66,8 +67,9 @@ func (s auditedShard) label() string {
 	return fmt.Sprintf("shard %d: ", s.shard)
 }
 
-// moves are the units that a shard has given to each other shard, and got from it, in its epoch (lua/give.lua).
-type moves struct{ given, got []int64 }
+// moves are the units that a shard has given to each other shard, and got from it, in its epoch (lua/give.lua): of each
+// item, or in a sale without items of its stock.
+type moves struct{ given, got [][]int64 }
 
 // moveFields are the fields of moves, in the order in which readMoves reads them.
 func (s auditedShard) moveFields() []string {
@@ -85,30 +87,62 @@ func (s auditedShard) moveFields() []string {
 
 // readMoves reads the fields of moveFields. It returns an error for the first that is damaged.
 func (s auditedShard) readMoves(fields []any) (moves, error) {
-	totals := make([]int64, len(fields))
+	totals := make([][]int64, len(fields))
 	for i, field := range fields {
-		if field == nil {
-			continue // nothing was moved
-		}
 		text, _ := field.(string)
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || strconv.FormatInt(n, 10) != text || n < 0 || n > numberMax {
+		var ok bool
+		if totals[i], ok = s.readTotal(text); !ok && field != nil {
 			return moves{}, fmt.Errorf("%s is %.50q", s.moveFields()[i], text)
 		}
-		totals[i] = n
 	}
 	return moves{given: totals[:len(totals)/2], got: totals[len(totals)/2:]}, nil
 }
 
-// onTheWay returns the units that the shards of a sale have given to each other and not yet got, as the shards were
-// read one after another. It is 0 if they are not comparable: one is missing, or is being rebuilt.
-func onTheWay(shards []redisShard) (units int64) {
+// readTotal reads the units of each item from a total, which has one form. An empty text is none.
+func (s auditedSale) readTotal(text string) (units []int64, ok bool) {
+	units = make([]int64, max(1, len(s.items)))
+	if len(s.items) == 0 {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || strconv.FormatInt(n, 10) != text || n < 0 || n > numberMax {
+			return units, false
+		}
+		units[0] = n
+		return units, true
+	}
+	read := make([]int64, len(units))
+	for rest := text; rest != ""; {
+		digits := len(rest[1:]) - len(strings.TrimLeft(rest[1:], "0123456789")) + 1
+		n, err := strconv.ParseInt(rest[1:digits], 10, 64)
+		item := strings.Index(order.ItemLetters(len(s.items)), rest[:1])
+		if err != nil || item < 0 || n > numberMax {
+			return units, false
+		}
+		read[item], rest = n, rest[digits:]
+	}
+	if text == "" || string(order.MakeLines(read)) != text {
+		return units, false
+	}
+	return read, true
+}
+
+// onTheWay returns the units that the shards of a sale have given to each other and not yet got, by the shards that
+// will get them and by item, as the shards were read one after another. It is nil if they are not comparable: one is
+// missing, or is being rebuilt.
+func onTheWay(shards []redisShard) (units [][]int64) {
 	for _, s := range shards {
 		if !s.present || *s.epoch == 0 || *s.epoch != *shards[0].epoch {
-			return 0
+			return nil
 		}
-		for other := range s.given {
-			units += s.given[other] - s.got[other]
+	}
+	for to, taker := range shards {
+		units = append(units, make([]int64, max(1, len(taker.items))))
+		for from, giver := range shards {
+			if len(shards) == 1 {
+				continue
+			}
+			for item := range units[to] {
+				units[to][item] += giver.given[to][item] - taker.got[from][item]
+			}
 		}
 	}
 	return units
@@ -118,7 +152,7 @@ func onTheWay(shards []redisShard) (units int64) {
 // got before, and that no other has given even now.
 func (l *snapshot) findStill(ctx context.Context, before []redisShard) error {
 	ids, shards := []uuid.UUID{}, []int{}
-	given := make([][]int64, 0, len(before)) // nil where the shard is in another epoch now, or cannot be read
+	given := make([][][]int64, 0, len(before)) // nil where the shard is in another epoch now, or cannot be read
 	err := l.eachShard(ctx,
 		func(s auditedShard) []string { return append([]string{"generation", "epoch"}, s.moveFields()...) },
 		func(s auditedShard, fields []any, err error) {
@@ -140,11 +174,21 @@ func (l *snapshot) findStill(ctx context.Context, before []redisShard) error {
 		first := i - b.shard // the sale's first shard
 		for giver := range b.got {
 			from := given[first+giver]
-			if from == nil || !b.present || *b.epoch != *before[first+giver].epoch || b.got[giver] <= from[b.shard] {
+			if from == nil || !b.present || *b.epoch != *before[first+giver].epoch {
 				continue
 			}
-			l.note("S4", Finding{Sale: &b.id, Remedy: RemedyRebuild, What: fmt.Sprintf(
-				"%sit has got %d units from shard %d, which has given it %d", b.label(), b.got[giver], giver, from[b.shard])})
+			for item, got := range b.got[giver] {
+				if got <= from[b.shard][item] {
+					continue
+				}
+				of := ""
+				if len(b.items) > 0 {
+					of = " of the item " + b.items[item]
+				}
+				l.note("S4", Finding{Sale: &b.id, Remedy: RemedyRebuild, What: fmt.Sprintf(
+					"%sit has got %d units%s from shard %d, which has given it %d", b.label(), got, of, giver,
+					from[b.shard][item])})
+			}
 		}
 	}
 	_, err = l.conn.Exec(ctx, sql.AuditNoteStill, ids, shards)

@@ -398,21 +398,3 @@ func TestRebuildKeepsItemsApart(t *testing.T) {
 	testwork.Rebuild(t, s.Shop)
 	require.Equal(t, map[string]int64{"": 4, "a": 0, "b": 2, "c": 2}, s.LeftItems(t, s.sale))
 }
-
-func TestSaleWithItemsKeepsOneShard(t *testing.T) {
-	t.Parallel()
-	s := testshop.OnOwnRedis(t, 4)
-	created, err := s.Create(t.Context(), reservation.Terms{
-		Name: "shirt", PerOrderLimit: 4, Stock: 1, Items: []reservation.Item{{Code: "m", Name: "M", Stock: 1}},
-	})
-	require.NoError(t, err)
-	r := testwork.Rebuilder(t, s)
-	_, err = r.RaiseShards(t.Context(), created.ID, 2, rebuild.ReasonByHand)
-	var invalid *order.InvalidError
-	require.ErrorAs(t, err, &invalid)
-	require.ErrorContains(t, err, "must be 1 in a sale with items")
-	require.EqualValues(t, 1, s.Epoch(t, created.ID), "a refused raise changes nothing")
-	_, err = r.RaiseShards(t.Context(), created.ID, 1, rebuild.ReasonByHand)
-	require.NoError(t, err)
-	require.EqualValues(t, 2, s.Epoch(t, created.ID))
-}

@@ -316,8 +316,6 @@ type requiredSale struct {
 	open bool
 	// retired is true if Redis has no buyers of it any more.
 	retired bool
-	// hasItems is true for a sale with items, which has one shard.
-	hasItems bool
 
 	// closed is what Redis knew of each shard when the rebuild closed it.
 	closed []reservation.ClosedSale
@@ -448,7 +446,7 @@ func (r *finder) salePage(ctx context.Context, after uuid.UUID, limit int, withE
 			ID                                               uuid.UUID
 			Partitions, Shards                               int
 			Epoch, LastSequence, Revision, PublishedRevision int64
-			Ended, Retired, Open, HasItems                   bool
+			Ended, Retired, Open                             bool
 		}](row)
 		if err != nil {
 			return requiredSale{}, err
@@ -456,7 +454,7 @@ func (r *finder) salePage(ctx context.Context, after uuid.UUID, limit int, withE
 		return requiredSale{
 			id: s.ID, layout: reservation.LayoutOf(s.ID, s.Partitions, s.Shards), epoch: s.Epoch,
 			lastSequence: s.LastSequence, revision: s.Revision, publishedRevision: s.PublishedRevision, ended: s.Ended,
-			retired: s.Retired, open: s.Open, hasItems: s.HasItems,
+			retired: s.Retired, open: s.Open,
 		}, nil
 	})
 }

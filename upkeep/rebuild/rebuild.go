@@ -169,10 +169,7 @@ func (r *Rebuilder) RaiseShards(ctx context.Context, sale uuid.UUID, shards int,
 
 func (s *requiredSale) checkShards(shards int) error {
 	layout := s.layout
-	switch {
-	case s.hasItems && shards > 1:
-		return &order.InvalidError{Field: "shards", Reason: "must be 1 in a sale with items"}
-	case shards >= layout.Shards && shards <= layout.Partitions:
+	if shards >= layout.Shards && shards <= layout.Partitions {
 		return nil
 	}
 	return &order.InvalidError{Field: "shards", Reason: fmt.Sprintf(

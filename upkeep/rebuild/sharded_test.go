@@ -2,6 +2,7 @@ package rebuild_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -336,4 +337,83 @@ func TestRebuildCountsUnitsOnTheirWay(t *testing.T) {
 		require.Equal(t, "15", fields["left"], "an even share")
 		require.NotContains(t, fields, "given:1")
 	}
+}
+
+// Each item is rebuilt by itself over all shards, also over more of them than before.
+func TestItemsAreRebuiltOverShards(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 8)
+	stocks := map[string]int64{"s": 3, "m": 40, "l": 10}
+	created := s.ShardedItems(t, 3, reservation.Item{Code: "s", Stock: 3}, reservation.Item{Code: "m", Stock: 40},
+		reservation.Item{Code: "l", Stock: 10})
+	want := func(user string, items map[string]int64) reservation.Answer {
+		var answer reservation.Answer
+		testkit.Eventually(t, testshop.Soon, "the store knows the shards", func() (ok bool) {
+			var err error
+			answer, err = s.Store.Reserve(t.Context(),
+				reservation.Request{Sale: created.ID, User: user, IdempotencyKey: "k", Items: items})
+			return err == nil
+		})
+		return answer
+	}
+	basket := func(i int) map[string]int64 {
+		items := map[string]int64{"m": 1}
+		if i%5 == 0 {
+			items["l"] = 2
+		}
+		if i < 3 {
+			items["s"] = 1
+		}
+		return items
+	}
+	for i := range 20 {
+		require.Equal(t, reservation.Reserved, want(fmt.Sprint("user-", i), basket(i)).Verdict)
+	}
+	testwork.FulfilAll(t, s)
+	ledger := testwork.Rebuilder(t, s).Ledger
+	_, err := ledger.Cancel(t.Context(), want("user-0", basket(0)).Reservation.OrderID, "user-0")
+	require.NoError(t, err)
+	testwork.ReleaseUnits(t, s)
+	left := map[string]int64{"": 26, "a": 1, "b": 21, "c": 4} // 19 m, 6 l and 2 s are held
+	require.Equal(t, left, s.LeftItems(t, created.Sale))
+	s.RequireShards(t, created.ID)
+
+	require.NoError(t, s.Rdb.FlushAll(t.Context()).Err())
+	healAll(t, s)
+	require.Equal(t, left, s.LeftItems(t, created.Sale))
+	s.RequireShards(t, created.ID)
+	require.Equal(t, reservation.Replayed, want("user-1", basket(1)).Verdict)
+	require.Equal(t, reservation.OrderEnded, want("user-0", basket(0)).Verdict)
+
+	_, err = testwork.Rebuilder(t, s).RaiseShards(t.Context(), created.ID, 7, rebuild.ReasonByHand)
+	require.NoError(t, err)
+	raised := created.Sale
+	raised.Shards = 7
+	require.Equal(t, left, s.LeftItems(t, raised))
+	s.RequireShards(t, created.ID)
+	testwork.RequireUnbroken(t, s, uuid.Nil)
+
+	sold := map[string]int64{}
+	for code, letter := range map[string]string{"s": "a", "m": "b", "l": "c"} {
+		for i := 0; ; i++ {
+			var answer reservation.Answer
+			testkit.Eventually(t, testshop.Soon, "a second has passed since the rebuild", func() bool {
+				answer = want(fmt.Sprint("last-", code, i), map[string]int64{code: 1})
+				isLeft := answer.Of != nil && !strings.Contains(string(answer.Of.Units), fmt.Sprintf("%q:0", code))
+				return answer.Verdict == reservation.Reserved || !isLeft
+			})
+			if answer.Verdict != reservation.Reserved {
+				require.Equal(t, []any{reservation.SoldOut, []string{code}}, []any{answer.Verdict, answer.Of.Codes})
+				break
+			}
+			sold[letter]++
+		}
+	}
+	delete(left, "")
+	require.Equal(t, left, sold)
+	testwork.FulfilAll(t, s)
+	s.RequireShards(t, created.ID)
+	require.Equal(t, fmt.Sprintf("%d,%d,%d 53", stocks["s"], stocks["m"], stocks["l"]),
+		testwork.SoldItems(t, s.Pool, created.ID))
+	testwork.RequireUnbroken(t, s, uuid.Nil)
 }

@@ -251,8 +251,12 @@ func (b *build) left(sale raisedSale, held int64, shards []staged) (left int64, 
 	if len(sale.Items) == 0 {
 		return of(sale.Stock, held), nil
 	}
-	for place, item := range sale.Items { // in a sale with one shard
-		units := of(item.Stock, shards[0].items[place], "item", item.Code)
+	for place, item := range sale.Items {
+		var held int64
+		for _, s := range shards {
+			held += s.items[place]
+		}
+		units := of(item.Stock, held, "item", item.Code)
 		left, items = left+units, append(items, units)
 	}
 	return left, items
@@ -262,11 +266,20 @@ func (b *build) left(sale raisedSale, held int64, shards []staged) (left int64, 
 func (b *build) openSale(
 	ctx context.Context, sale raisedSale, left int64, leftItems []int64, shards []staged,
 ) error {
+	layout := sale.Layout()
 	for shard, s := range shards {
-		if err := b.openShard(ctx, reservation.Rebuilt{
-			Sale: sale.Sale, Shard: shard, Left: sale.Layout().Share(left, shard), Held: s.units, LeftItems: leftItems,
+		rebuilt := reservation.Rebuilt{
+			Sale: sale.Sale, Shard: shard, Left: layout.Share(left, shard), Held: s.units,
 			LastPlace: sale.sequence, Holders: s.orders, Ended: s.ended, Token: b.token, Retired: sale.retired,
-		}); err != nil {
+		}
+		if leftItems != nil {
+			rebuilt.Left, rebuilt.HeldItems = 0, s.items[:len(leftItems)]
+		}
+		for place, units := range leftItems {
+			share := layout.ShareOfItem(place, units, shard)
+			rebuilt.Left, rebuilt.LeftItems = rebuilt.Left+share, append(rebuilt.LeftItems, share)
+		}
+		if err := b.openShard(ctx, rebuilt); err != nil {
 			return err
 		}
 		crashpoint.Hit(crashpoint.RebuildOpened)

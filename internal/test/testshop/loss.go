@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -86,7 +88,12 @@ func (s *Shop) RequireShards(t testing.TB, sale uuid.UUID) {
 		"SELECT stock, sold, epoch, revision, published_revision FROM sales WHERE id = $1", sale).
 		Scan(&stock, &sold, &epoch, &revision, &published))
 	require.Equal(t, revision, published)
-	var left, taken, given, got int64
+	stocks := map[string]int64{"": stock} // of the sale, and of each item by its letter
+	rows, _ := s.Pool.Query(t.Context(), "SELECT item, stock FROM sale_items WHERE sale_id = $1", sale)
+	var letter string
+	_, err := pgx.ForEachRow(rows, []any{&letter, &stock}, func() error { stocks[letter] = stock; return nil })
+	require.NoError(t, err)
+	found, given, got, taken := map[string]int64{}, map[string]int64{}, map[string]int64{}, int64(0)
 	places, orders := map[int64]string{}, map[uuid.UUID]bool{}
 	for shard := range layout.Shards {
 		p := layout.Partition(shard)
@@ -100,13 +107,10 @@ func (s *Shop) RequireShards(t testing.TB, sale uuid.UUID) {
 		require.Equal(t, layout.Field(shard), fields["shard"])
 		require.True(t, s.Rdb.SIsMember(t.Context(), s.Keys.Sales(p), sale.String()).Val())
 		for other := range layout.Shards {
-			for field, sum := range map[string]*int64{fmt.Sprint("given:", other): &given, fmt.Sprint("got:", other): &got} {
-				if fields[field] != "" {
-					*sum += number(field)
-				}
-			}
+			addUnits(given, fields[fmt.Sprint("given:", other)])
+			addUnits(got, fields[fmt.Sprint("got:", other)])
 		}
-		var held int64
+		held := map[string]int64{}
 		for user, text := range s.Rdb.HGetAll(t.Context(), s.Keys.Buyers(p, sale)).Val() {
 			require.Equal(t, shard, layout.ShardOf(user), "the shard of %s", user)
 			r, _, err := order.ParseReservation(text)
@@ -114,13 +118,32 @@ func (s *Shop) RequireShards(t testing.TB, sale uuid.UUID) {
 			require.LessOrEqual(t, r.Sequence, number("sequence"))
 			require.Empty(t, places[r.Sequence], "who has the place of %s as well", user)
 			places[r.Sequence], orders[r.OrderID] = user, true
-			held += r.Quantity
+			held[""] += r.Quantity
+			for item, units := range r.Lines.Each() {
+				held[order.ItemLetter(item)] += units
+			}
 		}
-		require.Equal(t, number("stock")-number("left"), held, "units taken of shard %d", shard)
-		left, taken = left+number("left"), taken+held
+		taken += held[""]
+		for letter := range stocks {
+			of := strings.TrimSuffix("."+letter, ".")
+			require.GreaterOrEqual(t, number("left"+of), int64(0))
+			require.Equal(t, number("stock"+of)-number("left"+of), held[letter], "units taken of shard %d %s", shard, letter)
+			found[letter] += number("stock" + of)
+		}
 	}
-	require.GreaterOrEqual(t, given, got)
-	require.Equal(t, stock, left+taken+given-got)
+	for letter, stock := range stocks {
+		moving := given[letter] - got[letter]
+		if letter == "" && len(stocks) > 1 { // the totals are of the items
+			for _, units := range given {
+				moving += units
+			}
+			for _, units := range got {
+				moving -= units
+			}
+		}
+		require.GreaterOrEqual(t, moving, int64(0), letter)
+		require.Equal(t, stock, found[letter]+moving, "the stock of %q", letter)
+	}
 	require.Equal(t, sold, taken)
 	require.EqualValues(t, len(orders),
 		s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND is_live(status)", sale))
@@ -129,6 +152,17 @@ func (s *Shop) RequireShards(t testing.TB, sale uuid.UUID) {
 	}
 	require.Zero(t, s.Count(t, "SELECT count(*) - count(DISTINCT sequence) FROM orders WHERE sale_id = $1 AND status <> 'voided'",
 		sale), "no place was given out twice")
+}
+
+// addUnits adds a total of lua/give.lua to sums by the letters of the items; that of a sale without items to "".
+func addUnits(sums map[string]int64, total string) {
+	if n, err := strconv.ParseInt(total, 10, 64); err == nil {
+		sums[""] += n
+		return
+	}
+	for item, units := range order.Lines(total).Each() {
+		sums[order.ItemLetter(item)] += units
+	}
 }
 
 // SoldOutShop returns a shop on its own Redis that remembers its sale as sold out: ann has the only unit.

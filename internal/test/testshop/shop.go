@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -177,15 +178,33 @@ func (s *Shop) OpenItems(t testing.TB, limit int64, items ...reservation.Item) r
 	return sale
 }
 
-// LeftItems returns the units left in Redis of each item of a sale, by letter, and "" for their sum.
+// ShardedItems opens a sale with these items in so many shards and a payment window.
+func (s *Shop) ShardedItems(t testing.TB, shards int, items ...reservation.Item) catalog.CountedSale {
+	t.Helper()
+	terms := reservation.Terms{Shards: shards, Items: items, PaymentWindow: PaymentWindow}
+	for i := range items {
+		items[i].Name = items[i].Code
+		terms.Stock += items[i].Stock
+	}
+	return s.create(t, terms)
+}
+
+// LeftItems returns the units left in all shards in Redis of each item of a sale, by letter, and "" for their sum.
 func (s *Shop) LeftItems(t testing.TB, sale reservation.Sale) map[string]int64 {
 	t.Helper()
-	left := map[string]int64{"": s.Left(t, sale.ID)}
-	for place := range sale.Items {
-		letter := order.ItemLetter(place)
-		n, err := s.Rdb.HGet(t.Context(), s.Keys.Sale(s.Keys.Partition(sale.ID), sale.ID), "left."+letter).Int64()
-		require.NoError(t, err)
-		left[letter] = n
+	left := map[string]int64{}
+	for _, partition := range sale.Layout().All() {
+		fields := s.Rdb.HGetAll(t.Context(), s.Keys.Sale(partition, sale.ID)).Val()
+		for place := range len(sale.Items) + 1 {
+			letter, name := "", "left"
+			if place > 0 {
+				letter = order.ItemLetter(place - 1)
+				name += "." + letter
+			}
+			n, err := strconv.ParseInt(fields[name], 10, 64)
+			require.NoError(t, err, name)
+			left[letter] += n
+		}
 	}
 	return left
 }

@@ -39,7 +39,15 @@ SELECT sale_id, NULL, NULL,
        CASE WHEN redis_stock <> stock THEN format('stocks of %s: %s %s', code, redis_stock, stock) ELSE format('%s off by %s', code, redis_stock - units - taken) END
 FROM audit_item_figures WHERE present AND (redis_stock <> stock OR stock <> units + held + sold)
 UNION ALL
-SELECT sale_id, NULL, NULL, format('Redis has %s of %s units left, and %s of %s of all items together', a.units, a.stock, i.units, i.stock), 'rebuild',
-       format('items off by %s', i.units - a.units)
-FROM audit_shards AS a JOIN (SELECT sale_id, sum(units) AS units, sum(stock) AS stock FROM audit_items GROUP BY sale_id) AS i USING (sale_id)
+-- The same of each item.
+SELECT a.sale_id, NULL, NULL, format('%sits share of the item %s is %s: %s left, %s taken', f.label, i.code, a.stock, a.units, coalesce(b.taken, 0)), 'rebuild',
+       format('%soff by %s of %s', f.label, a.stock - a.units - coalesce(b.taken, 0), i.code)
+FROM audit_items AS a JOIN audit_shard_figures AS f USING (sale_id, shard) JOIN sale_items AS i USING (sale_id, item)
+LEFT JOIN (SELECT sale_id, shard, l.item, sum(l.units) AS taken FROM audit_sales AS s JOIN audit_buyers AS b USING (sale_id) CROSS JOIN LATERAL order_lines(b.lines) AS l
+           WHERE s.items > 0 GROUP BY 1, 2, 3) AS b USING (sale_id, shard, item)
+WHERE f.shards > 1 AND f.still AND f.epoch > 0 AND a.stock <> a.units + coalesce(b.taken, 0)
+UNION ALL
+SELECT sale_id, NULL, NULL, format('%sRedis has %s of %s units left, and %s of %s of all items together', a.label, a.units, a.stock, i.units, i.stock), 'rebuild',
+       format('%sitems off by %s', a.label, i.units - a.units)
+FROM audit_shards AS a JOIN (SELECT sale_id, shard, sum(units) AS units, sum(stock) AS stock FROM audit_items GROUP BY sale_id, shard) AS i USING (sale_id, shard)
 WHERE a.epoch > 0 AND (a.units, a.stock) <> (i.units, i.stock)

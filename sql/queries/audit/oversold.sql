@@ -8,7 +8,10 @@ LEFT JOIN LATERAL (SELECT label, units FROM audit_shards WHERE sale_id = f.sale_
 WHERE greatest(sold, live_units) > stock OR low.units < 0 OR available < 0
 UNION ALL
 SELECT sale_id, NULL, NULL,
-       CASE WHEN units < 0 THEN format('Redis has %s units of the item %s left', units, code)
+       CASE WHEN low.units < 0 OR f.units < 0 THEN format('%sRedis has %s units of the item %s left', low.label, coalesce(low.units, f.units), code)
             ELSE format('%s units of the item %s are sold of a stock of %s', greatest(sold, live_units), code, stock) END,
-       CASE WHEN units < 0 THEN 'rebuild' WHEN live_units <= stock THEN 'recount' ELSE 'operator' END
-FROM audit_item_figures WHERE greatest(sold, live_units) > stock OR units < 0
+       CASE WHEN low.units < 0 OR f.units < 0 THEN 'rebuild' WHEN live_units <= stock THEN 'recount' ELSE 'operator' END
+FROM audit_item_figures AS f
+LEFT JOIN LATERAL (SELECT label, i.units FROM audit_items AS i JOIN audit_shards USING (sale_id, shard)
+                   WHERE i.sale_id = f.sale_id AND i.item = f.item AND i.units < 0 ORDER BY shard LIMIT 1) AS low ON true
+WHERE greatest(sold, live_units) > stock OR low.units < 0 OR f.units < 0

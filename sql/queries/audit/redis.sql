@@ -35,6 +35,7 @@ CROSS JOIN LATERAL (
 ) AS its
 WHERE a.present AND a.epoch = s.epoch AND its.differences IS NOT NULL
 UNION ALL
-SELECT sale_id, NULL, NULL, format('Redis has another limit of the item %s than Postgres: %s and not %s', code, redis_limit, coalesce(per_order_limit, 0)),
-       CASE WHEN changing THEN 'worker' ELSE 'rebuild' END, format('limit of %s', code)
-FROM audit_item_figures WHERE present AND redis_limit <> coalesce(per_order_limit, 0)
+SELECT i.sale_id, NULL, NULL, f.label || format('Redis has another limit of the item %s than Postgres: %s and not %s', code, a.per_order_limit, coalesce(i.per_order_limit, 0)),
+       CASE WHEN changing THEN 'worker' ELSE 'rebuild' END, f.label || format('limit of %s', code)
+FROM audit_items AS a JOIN audit_shard_figures AS f USING (sale_id, shard) JOIN sale_items AS i USING (sale_id, item)
+WHERE f.present AND f.epoch > 0 AND a.per_order_limit <> coalesce(i.per_order_limit, 0)

@@ -43,8 +43,9 @@ CREATE TEMP TABLE audit_shards (
     PRIMARY KEY (sale_id, shard)
 );
 
--- What Redis has of the items: left, their stock, and their limit or 0.
-CREATE TEMP TABLE audit_items (sale_id uuid, item text COLLATE "C", units bigint, stock bigint, per_order_limit bigint, PRIMARY KEY (sale_id, item));
+-- What each shard has of the items: left, its share of their stock, what other shards have given it and it has not got
+-- yet (audit_sales.on_the_way), and their limit or 0.
+CREATE TEMP TABLE audit_items (sale_id uuid, shard integer, item text COLLATE "C", units bigint, stock bigint, on_the_way bigint NOT NULL, per_order_limit bigint, PRIMARY KEY (sale_id, shard, item));
 
 -- The hashes of buyers, each in a shard. HSCAN may return a buyer twice. Late: at a place that was not assigned when
 -- the shard was read.

@@ -14,7 +14,6 @@ CROSS JOIN LATERAL (
         ('payment_grace_seconds', s.payment_grace_seconds::text, s.payment_grace_seconds BETWEEN 0 AND CASE WHEN s.payment_window_seconds > 0 THEN 3600 ELSE 0 END),
         ('payments_per_second', s.payments_per_second::text, s.payments_per_second BETWEEN 0 AND CASE WHEN s.payment_window_seconds > 0 THEN 10000 ELSE 0 END),
         ('unit_price', s.unit_price::text, coalesce(s.unit_price BETWEEN 1 AND 1000000000, true)),
-        ('shards', s.shards::text, s.items = 0 OR s.shards = 1),
         ('items', s.items::text, s.items = own.items),
         ('stock of all items', own.stock::text, s.items = 0 OR own.stock = s.stock),
         ('epoch', s.epoch::text, s.epoch BETWEEN 1 AND 999999999)
