@@ -361,43 +361,82 @@ func TestSoldOutItemIsRememberedOverAllShards(t *testing.T) {
 	})
 }
 
+// An item that is sold out in one shard is not remembered with one that is so in all.
+func TestItemLeftInOneShardIsNotRemembered(t *testing.T) {
+	t.Parallel()
+	keys := testkit.Keys(t)
+	keys.Partitions = 2
+	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, testkit.OwnRedis(t).URL), Keys: keys})
+	sale := s.ShardedItems(t, 2, reservation.Item{Code: "s", Stock: 2}, reservation.Item{Code: "m", Stock: 1})
+	users := usersIn(sale, 0, 3)
+	for i, code := range []string{"s", "m"} {
+		require.Equal(t, reservation.Reserved, wantItems(t, s, sale.ID, users[i], "", map[string]int64{code: 1}).Verdict)
+	}
+	rememberSold(t, s, sale.Sale, "m")
+	require.Equal(t, reservation.Reserved, wantItems(t, s, sale.ID, users[2], "", map[string]int64{"s": 1}).Verdict)
+}
+
 // A unit returns to a shard that is counted, and one is sold in a shard that is not yet. Two units were for sale all
 // the time, and the count shows one.
 func TestOneCountDoesNotProveThatTooLittleIsLeft(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShardedShop(t)
-	sale := s.ShardedSale(t, 6, 2)
-	first, second := usersIn(sale, 0, 3), usersIn(sale, 1, 3)
-	returned := s.Ask(t, sale.ID, first[0]).Reservation.OrderID
-	for _, user := range []string{first[1], second[0], second[1]} {
-		s.Buy(t, sale.ID, user)
-	}
-	counted := make(chan struct{})
-	var change, count sync.Once
-	rdb := testkit.Client(t, testkit.RedisURL(t))
-	rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-		const ofCount = 6 // arguments
-		args := cmd.Args()
-		switch isCount := cmd.Name() == "evalsha" && len(args) == ofCount && args[2] == 1; {
-		case isCount && args[3] == s.Keys.Sale(sale.Layout().Partition(0), sale.ID):
-			defer count.Do(func() { close(counted) })
-		case isCount:
-			<-counted
-			change.Do(func() {
-				released, err := s.Release(t.Context(), []reservation.Release{
-					{SaleID: sale.ID, OrderID: returned, UserID: first[0], Quantity: 1},
-				})
+	for name, items := range map[string][]reservation.Item{
+		"stock": nil, "item": {{Code: "m", Stock: 6}, {Code: "l", Stock: 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testshop.NewShardedShop(t)
+			sale, lines := catalog.CountedSale{}, order.Lines("")
+			if items == nil {
+				sale = s.ShardedSale(t, 6, 2)
+			} else {
+				sale, lines = s.ShardedItems(t, 2, items...), "a1"
+			}
+			want := func(shop *testshop.Shop, user string, units int64) reservation.Answer {
+				r := reservation.Request{Sale: sale.ID, User: user, Quantity: units}
+				if items != nil {
+					r.Quantity, r.Items = 0, map[string]int64{"m": units}
+				}
+				answer, err := shop.Reserve(t.Context(), r)
 				require.NoError(t, err)
-				require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
-				s.Buy(t, sale.ID, second[2])
-			})
-		}
-		return next(ctx, cmd)
-	}))
-	answer, err := s.Next(t, rdb).Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: first[2], Quantity: 2})
-	require.NoError(t, err)
-	require.Equal(t, reservation.Reserved, answer.Verdict)
-	require.Zero(t, shardHas(t, s, sale, 1, "left"), "the change came between the two")
+				require.Equal(t, reservation.Reserved, answer.Verdict)
+				return answer
+			}
+			first, second := usersIn(sale, 0, 3), usersIn(sale, 1, 3)
+			returned := want(s, first[0], 1).Reservation.OrderID
+			for _, user := range []string{first[1], second[0], second[1]} {
+				want(s, user, 1)
+			}
+			counted := make(chan struct{})
+			var change, count sync.Once
+			rdb := testkit.Client(t, testkit.RedisURL(t))
+			rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+				ofCount := 6 + min(1, len(items)) // arguments
+				args := cmd.Args()
+				switch isCount := cmd.Name() == "evalsha" && len(args) == ofCount && args[2] == 1; {
+				case isCount && args[3] == s.Keys.Sale(sale.Layout().Partition(0), sale.ID):
+					defer count.Do(func() { close(counted) })
+				case isCount:
+					<-counted
+					change.Do(func() {
+						released, err := s.Release(t.Context(), []reservation.Release{
+							{SaleID: sale.ID, OrderID: returned, UserID: first[0], Quantity: 1, Lines: lines},
+						})
+						require.NoError(t, err)
+						require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
+						want(s, second[2], 1)
+					})
+				}
+				return next(ctx, cmd)
+			}))
+			want(s.Next(t, rdb), first[2], 2)
+			left := "left"
+			if items != nil {
+				left = "left.a"
+			}
+			require.Zero(t, shardHas(t, s, sale, 1, left), "the change came between the two")
+		})
+	}
 }
 
 // One shard is set back to an earlier state, as no Redis does that keeps its process: its units were sold meanwhile. An
