@@ -64,6 +64,62 @@ func tenUnits(t testing.TB, s *testshop.Shop) catalog.CountedSale {
 	return sale
 }
 
+// tenItems is tenUnits for a sale with 6 m and 4 l, of which 4 m and 2 l are taken.
+func tenItems(t testing.TB, s *testshop.Shop) catalog.CountedSale {
+	t.Helper()
+	sale := s.ShardedItems(t, 4, reservation.Item{Code: "m", Stock: 6}, reservation.Item{Code: "l", Stock: 4})
+	for i, items := range []map[string]int64{{"m": 2, "l": 1}, {"m": 1}, {"m": 1, "l": 1}} {
+		answer, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: fmt.Sprint("user-", i), Items: items})
+		require.NoError(t, err)
+		require.Equal(t, reservation.Reserved, answer.Verdict)
+	}
+	return sale
+}
+
+// itemStocks returns what all shards have of each item: the stock, and the units left.
+func itemStocks(t testing.TB, s *testshop.Shop, sale catalog.CountedSale) (stocks []int64) {
+	t.Helper()
+	for _, field := range []string{"stock.a", "left.a", "stock.b", "left.b"} {
+		sum := int64(0)
+		for _, text := range shardFields(t, s, sale, field) {
+			n, err := strconv.ParseInt(text, 10, 64)
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, n, int64(0))
+			sum += n
+		}
+		stocks = append(stocks, sum)
+	}
+	return stocks
+}
+
+func TestRestockOfItemsInShards(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sale := tenItems(t, s)
+	_, err := s.RestockItems(t.Context(), sale.ID, map[string]int64{"m": -1, "l": -3}, "too-many")
+	var tooLow *catalog.TakenError
+	require.ErrorAs(t, err, &tooLow)
+	require.Equal(t, catalog.TakenError{Taken: 2, Items: `{"l":2}`}, *tooLow)
+	require.Equal(t, []int64{6, 2, 4, 2}, itemStocks(t, s, sale), "also the m are put back")
+
+	lowered, err := s.RestockItems(t.Context(), sale.ID, map[string]int64{"m": -2, "l": -1}, "")
+	require.NoError(t, err)
+	require.Equal(t, []int64{7, 1, 0, 1},
+		[]int64{lowered.Stock, lowered.Available, lowered.Items[0].Available, lowered.Items[1].Available})
+	require.Equal(t, []int64{4, 0, 3, 1}, itemStocks(t, s, sale))
+	raised, err := s.RestockItems(t.Context(), sale.ID, map[string]int64{"m": 5}, "")
+	require.NoError(t, err)
+	require.Equal(t, []int64{12, 6, 5, 1},
+		[]int64{raised.Stock, raised.Available, raised.Items[0].Available, raised.Items[1].Available})
+	require.Equal(t, []int64{9, 5, 3, 1}, itemStocks(t, s, sale))
+	testkit.Eventually(t, 30*time.Second, "they are sold, after a second if they came to an empty shard", func() bool {
+		answer, err := s.Reserve(t.Context(),
+			reservation.Request{Sale: sale.ID, User: "later", Items: map[string]int64{"m": 5, "l": 1}})
+		require.NoError(t, err)
+		return answer.Verdict == reservation.Reserved
+	})
+}
+
 func TestRestockOfShards(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShardedShop(t)
@@ -118,21 +174,51 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		units   int64
+		items   map[string]int64
 		refused bool
 		after   []int64
 	}{
-		"granted": {-3, false, []int64{7, 7, 1}},
-		"refused": {-7, true, []int64{10, 10, 4}},
-		"raised":  {5, false, []int64{15, 15, 9}},
+		"granted":       {-3, nil, false, []int64{7, 7, 1}},
+		"refused":       {-7, nil, true, []int64{10, 10, 4}},
+		"raised":        {5, nil, false, []int64{15, 15, 9}},
+		"granted items": {0, map[string]int64{"m": -2, "l": -1}, false, []int64{7, 7, 1, 4, 0, 3, 1}},
+		"refused items": {0, map[string]int64{"m": -3, "l": -2}, true, []int64{10, 10, 4, 6, 2, 4, 2}},
+		"raised items":  {0, map[string]int64{"m": 3, "l": 2}, false, []int64{15, 15, 9, 9, 5, 6, 4}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := testshop.NewShardedShop(t)
+			open := func() catalog.CountedSale {
+				if c.items != nil {
+					return tenItems(t, s)
+				}
+				return tenUnits(t, s)
+			}
+			restock := func(shop *testshop.Shop, sale catalog.CountedSale) error {
+				var err error
+				if c.items != nil {
+					_, err = shop.RestockItems(t.Context(), sale.ID, c.items, "key")
+				} else {
+					_, err = shop.Restock(t.Context(), sale.ID, c.units, "key")
+				}
+				return err
+			}
+			stocks := func(sale catalog.CountedSale) []int64 {
+				if c.items != nil {
+					return append(shardStocks(t, s, sale), itemStocks(t, s, sale)...)
+				}
+				return shardStocks(t, s, sale)
+			}
 			requireOutcome := func(err error) {
 				t.Helper()
-				if c.refused {
+				switch {
+				case c.refused && c.items != nil:
+					var tooLow *catalog.TakenError
+					require.ErrorAs(t, err, &tooLow)
+					require.Equal(t, catalog.TakenError{Taken: 4, Items: `{"m":4}`}, *tooLow)
+				case c.refused:
 					require.EqualValues(t, 6, taken(t, s, err))
-				} else {
+				default:
 					require.NoError(t, err)
 				}
 			}
@@ -142,17 +228,16 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 					_, err := s.PublishPending(t.Context())
 					require.NoError(t, err)
 				}
-				_, err := s.Restock(t.Context(), sale.ID, c.units, "key")
-				requireOutcome(err)
-				require.Equal(t, c.after, shardStocks(t, s, sale), "cut off after %d calls", cut)
+				requireOutcome(restock(s, sale))
+				require.Equal(t, c.after, stocks(sale), "cut off after %d calls", cut)
 				published, revision := publishedRevision(t, s, sale)
 				require.Equal(t, revision, published)
 			}
 			rdb, wire := testshop.Wired(t, testkit.RedisURL(t))
 			for cut := 0; ; cut++ {
-				sale, ingress := tenUnits(t, s), s.Next(t, rdb)
+				sale, ingress := open(), s.Next(t, rdb)
 				wire.Set(testshop.KilledAfter(cut))
-				_, err := ingress.Restock(t.Context(), sale.ID, c.units, "key")
+				err := restock(ingress, sale)
 				if !errors.Is(err, reservation.ErrUnavailable) && !errors.Is(err, catalog.ErrNotInForce) {
 					requireOutcome(err)
 					require.GreaterOrEqual(t, cut, 4, "it was cut off before")
@@ -162,7 +247,7 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 				for _, late := range wire.Calls() {
 					testshop.Repeat(t, s.Rdb, late)
 				}
-				require.Equal(t, c.after, shardStocks(t, s, sale), "after late calls")
+				require.Equal(t, c.after, stocks(sale), "after late calls")
 				wire.Forget()
 			}
 			for cut, step := range []string{
@@ -170,8 +255,8 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 				"UPDATE OF data ON sale_events FOR EACH ROW",
 				"UPDATE OF published_revision ON sales FOR EACH ROW",
 			} {
-				sale, repair := tenUnits(t, s), breakAt(t, s.Pool, step)
-				_, _ = s.Restock(t.Context(), sale.ID, c.units, "key")
+				sale, repair := open(), breakAt(t, s.Pool, step)
+				_ = restock(s, sale)
 				repair()
 				finish(sale, cut)
 			}
