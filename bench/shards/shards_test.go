@@ -42,7 +42,17 @@ const (
 // before the next one has its turn: this machine is not equally fast for long.
 const perCall, callsPerSlice = 64, 32
 
-var candidates = []int{1, 2, 4, 8}
+// candidate is a sale of BenchmarkCost. With items each buyer wants one unit of two of them.
+type candidate struct{ shards, items int }
+
+var candidates = []candidate{{1, 0}, {2, 0}, {4, 0}, {8, 0}, {1, 5}, {4, 5}}
+
+func (c candidate) name() string {
+	if c.items == 0 {
+		return strconv.Itoa(c.shards)
+	}
+	return fmt.Sprintf("%d, %d items", c.shards, c.items)
+}
 
 // together is the only candidate of BenchmarkCost: the sales are measured in slices of one turn.
 const together = "together"
@@ -54,15 +64,15 @@ func BenchmarkCost(b *testing.B) {
 	t := rig.Table{
 		Title: "What an order costs Redis",
 		Note: fmt.Sprintf("CPU time of the process of Redis for an order, %d buyers in each call, one connection, all "+
-			"shards on this one Redis. The four sales take turns of %d calls. Medians of %d rounds, with the least and the "+
-			"greatest; the ratio is computed in each round.", perCall, callsPerSlice, b.N),
+			"shards on this one Redis. With items each buyer gets two of them. The sales take turns of %d calls. Medians of "+
+			"%d rounds, with the least and the greatest; the ratio is computed in each round.", perCall, callsPerSlice, b.N),
 		Head: []string{"shards", "µs an order", "compared with one shard"},
 	}
-	for _, shards := range candidates {
-		name := strconv.Itoa(shards)
+	for _, c := range candidates {
+		one := candidate{1, c.items}
 		t.Rows = append(t.Rows, []string{
-			name, results.Of(together, name).Format(rig.Ratio),
-			results.Ratio(together, name, together, "1").Format(rig.Ratio),
+			c.name(), results.Of(together, c.name()).Format(rig.Ratio),
+			results.Ratio(together, c.name(), together, one.name()).Format(rig.Ratio),
 		})
 	}
 	rig.Put(t)
@@ -70,11 +80,16 @@ func BenchmarkCost(b *testing.B) {
 }
 
 // openSale opens a sale, and returns it with a client of its own.
-func openSale(b *testing.B, shop *rig.Shop, stock int64, shards int) (*reservation.Store, catalog.CountedSale) {
+func openSale(b *testing.B, shop *rig.Shop, stock int64, c candidate) (*reservation.Store, catalog.CountedSale) {
 	b.Helper()
 	store := newStore(b, shop, nil)
-	sale, err := catalog.New(shop.Pool, store).Create(b.Context(),
-		reservation.Terms{Name: "a sale", Stock: stock, PerOrderLimit: 1, Shards: shards})
+	terms := reservation.Terms{Name: "a sale", Stock: stock, PerOrderLimit: 2, Shards: c.shards}
+	for i := range c.items {
+		code := strconv.Itoa(i)
+		terms.Items = append(terms.Items, reservation.Item{Code: code, Name: code, Stock: stock})
+		terms.Stock = stock * int64(i+1)
+	}
+	sale, err := catalog.New(shop.Pool, store).Create(b.Context(), terms)
 	require.NoError(b, err)
 	return store, sale
 }
@@ -98,8 +113,8 @@ func costs(b *testing.B) rig.Values {
 	require.NoError(b, lua.Reserve.Load(b.Context(), shop.Redis).Err())
 	slicesOfEach := rig.Scale(b, 100, 2)
 	calls := make([][][]any, len(candidates))
-	for i, shards := range candidates {
-		calls[i] = makeCalls(b, shop, shards, slicesOfEach*callsPerSlice)
+	for i, c := range candidates {
+		calls[i] = makeCalls(b, shop, c, slicesOfEach*callsPerSlice)
 	}
 	used := make([]float64, len(candidates))
 	for slice := range slicesOfEach {
@@ -113,21 +128,21 @@ func costs(b *testing.B) rig.Values {
 		}
 	}
 	values := rig.Values{}
-	for i, shards := range candidates {
-		values[strconv.Itoa(shards)] = used[i] * 1e6 / float64(len(calls[i])*perCall)
+	for i, c := range candidates {
+		values[c.name()] = used[i] * 1e6 / float64(len(calls[i])*perCall)
 	}
 	return values
 }
 
 // makeCalls opens a sale and makes n calls for its shards in turn.
-func makeCalls(b *testing.B, shop *rig.Shop, shards, n int) (calls [][]any) {
+func makeCalls(b *testing.B, shop *rig.Shop, c candidate, n int) (calls [][]any) {
 	b.Helper()
-	_, sale := openSale(b, shop, int64(2*n*perCall), shards)
+	_, sale := openSale(b, shop, int64(2*n*perCall), c)
 	keys, layout := shop.Keys(partitions), sale.Layout()
-	metadata := order.ReservedMetadataPrefix(sale.ID, 1, false)
-	users, next := make([][]string, shards), 0
+	metadata := order.ReservedMetadataPrefix(sale.ID, 1, c.items > 0)
+	users, next := make([][]string, c.shards), 0
 	for len(calls) < n {
-		shard := len(calls) % shards
+		shard := len(calls) % c.shards
 		for ; len(users[shard]) < perCall; next++ {
 			user := "user-" + strconv.Itoa(next)
 			owner := layout.ShardOf(user)
@@ -138,8 +153,14 @@ func makeCalls(b *testing.B, shop *rig.Shop, shards, n int) (calls [][]any) {
 			"evalsha", lua.Reserve.Hash(), 4, keys.Sale(p, sale.ID), keys.Buyers(p, sale.ID), keys.Orders(p),
 			keys.Ended(p, sale.ID), "1", "0", metadata,
 		}
-		for _, user := range users[shard][:perCall] {
-			args = append(args, user, order.CompactID(order.NewOrderID(sale.ID)), "-", "1")
+		for i, user := range users[shard][:perCall] {
+			quantity := "1"
+			if c.items > 0 {
+				units := make([]int64, c.items)
+				units[i%c.items], units[(i+1)%c.items] = 1, 1
+				quantity = string(order.MakeLines(units))
+			}
+			args = append(args, user, order.CompactID(order.NewOrderID(sale.ID)), "-", quantity)
 		}
 		users[shard] = users[shard][perCall:]
 		calls = append(calls, args)
@@ -214,7 +235,7 @@ func sellOut(b *testing.B, c crowd) rig.Values {
 	shop := rig.Open(b)
 	defer shop.Close()
 	stock := rig.Scale(b, 10_000, 1000)
-	_, sale := openSale(b, shop, int64(stock), c.shards)
+	_, sale := openSale(b, shop, int64(stock), candidate{shards: c.shards})
 	var sent callCounts
 	stores := []*reservation.Store{newStore(b, shop, &sent), newStore(b, shop, &sent)}
 	users := make(chan string, stock)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -219,10 +220,27 @@ func TestSentinelReplacesMasters(t *testing.T) {
 // TestClusterSellsShardsToTheLastUnit: a master with a shard of the sale dies while the crowd buys.
 func TestClusterSellsShardsToTheLastUnit(t *testing.T) {
 	t.Parallel()
+	const stock = 2000
+	sellShards(t, reservation.Terms{Name: "sharded", Stock: stock, Shards: 4})
+}
+
+// TestClusterSellsItemsInShardsToTheLastUnit: the same of a sale with items, one of which is rare.
+func TestClusterSellsItemsInShardsToTheLastUnit(t *testing.T) {
+	t.Parallel()
+	sellShards(t, reservation.Terms{Name: "sharded", Stock: 1005, Shards: 4, Items: []reservation.Item{
+		{Code: "s", Name: "S", Stock: 5}, {Code: "m", Name: "M", Stock: 600}, {Code: "l", Name: "L", Stock: 400},
+	}})
+}
+
+func sellShards(t *testing.T, terms reservation.Terms) {
+	t.Helper()
 	s, cluster, operator := newShopOnCluster(t)
 	_, url := s.serve()
-	const stock = 2000
-	r := newRush(s, url, s.createSale(url, reservation.Terms{Name: "sharded", Stock: stock, Shards: 4}))
+	stock := int(terms.Stock)
+	r := newRush(s, url, s.createSale(url, terms))
+	for _, item := range terms.Items {
+		r.items = append(r.items, item.Code)
+	}
 	for _, name := range []string{"first", "second"} {
 		worker := s.worker(name)
 		worker.Setenv("STAMPEDE_MIN_IDLE", "3s")
@@ -240,8 +258,9 @@ func TestClusterSellsShardsToTheLastUnit(t *testing.T) {
 // rush is a crowd that buys one sale at an ingress while its servers are destroyed.
 type rush struct {
 	*shop
-	url  string
-	sale uuid.UUID
+	url   string
+	sale  uuid.UUID
+	items []string // their codes; each buyer wants a unit of one
 
 	mu       sync.Mutex
 	accepted []acceptedOrder
@@ -288,8 +307,12 @@ func (s *rush) open(t *testing.T) {
 	for range connections {
 		s.crowd.Go(func() {
 			for !s.stop.Load() {
-				user := "buyer-" + strconv.FormatInt(s.buyers.Add(1), 10)
-				for !s.stop.Load() && !s.buy(t, client, user) {
+				n := s.buyers.Add(1)
+				user, body := "buyer-"+strconv.FormatInt(n, 10), ""
+				if len(s.items) > 0 {
+					body = fmt.Sprintf(`{"items":{%q:1}}`, s.items[n%int64(len(s.items))])
+				}
+				for !s.stop.Load() && !s.buy(t, client, user, body) {
 					<-time.After(s.pace)
 				}
 				<-time.After(s.pace)
@@ -299,14 +322,18 @@ func (s *rush) open(t *testing.T) {
 }
 
 // buy is one try. It returns true if the answer is final.
-func (s *rush) buy(t *testing.T, client *http.Client, user string) bool {
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/v1/sales/"+s.sale.String()+"/orders", nil)
+func (s *rush) buy(t *testing.T, client *http.Client, user, order string) bool {
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/v1/sales/"+s.sale.String()+"/orders",
+		strings.NewReader(order))
 	if err != nil {
 		t.Error(err)
 		return true
 	}
 	r.Header.Set("X-User-ID", user)
 	r.Header.Set("Idempotency-Key", "only")
+	if order != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
 	if !s.enter() {
 		return true
 	}
