@@ -10,7 +10,7 @@
 --   {answer, left, generation, quiet, given, got, given, got, ...}: a word, and with counted the fields
 --   of one moment, the last two for each shard in their order. quiet is 1 if the units left have just
 --   returned and may not be sold yet (see reserve.lua), 2 if they are offered to those who wait, and otherwise 0.
---   With items, left and quiet of each item, in their order, come before given and got.
+--   With items, left and quiet of each item, in their order, come before given and got; left is empty if it is missing.
 --   counted       the fields follow
 --   unknown-sale  there is no such sale
 --   stale-epoch   the sale's stock was rebuilt since the caller last looked, or is being rebuilt
@@ -37,7 +37,7 @@ end
 
 local answer = { 'counted', sale[2], sale[3], quiet(sale[4]) }
 for i = moves_end + 1, #names, 2 do
-  answer[#answer + 1], answer[#answer + 2] = sale[i] or '0', quiet(sale[i + 1])
+  answer[#answer + 1], answer[#answer + 2] = sale[i] or '', quiet(sale[i + 1])
 end
 for i = 6, moves_end do answer[#answer + 1] = sale[i] or '0' end
 return answer

@@ -431,3 +431,21 @@ func TestRebuiltSaleSellsItsItems(t *testing.T) {
 	ended := wantItems(t, s, sale.ID, "bob", "k", map[string]int64{"m": 1})
 	require.Equal(t, []any{reservation.OrderEnded, order.Items(`{"m":1}`)}, []any{ended.Verdict, ended.Of.Units})
 }
+
+// Each of two shards has one of the last two items, and users of both want both of them. One gets them.
+func TestBasketsOfTwoShardsDoNotBlockEachOther(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	for range 20 {
+		sale := s.ShardedItems(t, 2, reservation.Item{Code: "s", Stock: 1}, reservation.Item{Code: "m", Stock: 1})
+		var verdicts [2]reservation.Verdict
+		var both sync.WaitGroup
+		for shard := range verdicts {
+			both.Go(func() {
+				verdicts[shard] = wantItems(t, s, sale.ID, usersIn(sale, shard, 1)[0], "", map[string]int64{"s": 1, "m": 1}).Verdict
+			})
+		}
+		both.Wait()
+		require.ElementsMatch(t, []reservation.Verdict{reservation.Reserved, reservation.SoldOut}, verdicts[:])
+	}
+}

@@ -213,6 +213,10 @@ func TestSimulatedCrowdBuysFrom64Shards(t *testing.T) {
 			t.Parallel()
 			s := simulate(t, of)
 			s.check(of)
+			if of.rare > 0 {
+				rare := s.lastOf(s.soldOf(0))
+				require.Less(t, rare.answered-rare.asked, 2*time.Second, "the last rare unit is found")
+			}
 			t.Logf("%d reserve, %d count, %d give, %d take; %d units moved; sold out after %v, all answered after %v",
 				s.calls[callReserve], s.calls[callCount], s.calls[callGive], s.calls[callTake], s.moved(), s.soldOutAt(), s.now)
 		})
