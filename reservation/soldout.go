@@ -205,8 +205,8 @@ func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error
 // soldItems caches which items of a sale are sold out, while others are sold, so that refusals cost Redis nothing.
 //
 // An item is remembered while nothing is left of it in any shard, none of it is on its way between two, and no unit has
-// come to any shard. Its soldItem shows that. It is so only if that was true both before and after a scan of the buyers: so
-// all who hold it are known, and there was one moment at which all shards were in that state. Others who buy other items
+// come to any shard: its soldItem shows that. That must be so both before and after a scan of the buyers: then all who
+// hold it are known, and there was one moment at which all shards were in that state. Others who buy other items
 // meanwhile are known at once if they buy from this store, and by the next scan if not: until then, such a buyer who
 // asks for a sold-out item as well may hear "sold out" instead of his order. A repeat of the request that made his
 // order names an item that he holds, and always gets the order.

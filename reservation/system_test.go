@@ -207,7 +207,9 @@ func TestSimulatedCrowdBuysFrom64Shards(t *testing.T) {
 		"as many":     {shards: 16, ingresses: 2, buyers: 500, stock: 500, arriveWithin: 10 * time.Millisecond},
 		"one shard's": {shards: 8, ingresses: 2, buyers: 900, stock: 600, arriveWithin: 50 * time.Millisecond, favorite: 1},
 		"items":       {shards: 64, ingresses: 2, buyers: 1_000, stock: 500, arriveWithin: 10 * time.Millisecond, items: 5},
-		"rare item":   {shards: 64, ingresses: 2, buyers: 500, stock: 400, arriveWithin: 10 * time.Millisecond, items: 4, rare: 3},
+		"rare item": {
+			shards: 64, ingresses: 2, buyers: 500, stock: 400, arriveWithin: 10 * time.Millisecond, items: 4, rare: 3,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -269,8 +269,8 @@ func countItems(s storedSale, units countedUnits, whole bool) (counted []Counted
 	return counted
 }
 
-// countedUnits are the units that are reserved in all shards of a sale, and what is left of each item there, unless that
-// is unknown.
+// countedUnits are the units that are reserved in all shards of a sale, and what is left of each item there, unless
+// that is unknown.
 type countedUnits struct {
 	taken   int64
 	left    []int64
