@@ -357,10 +357,19 @@ func TestClockAheadRetiresNoSale(t *testing.T) {
 // A sale with items retires as any other, and Postgres answers with the lines of its orders.
 func TestSaleWithItemsIsRetired(t *testing.T) {
 	t.Parallel()
-	s := testshop.OnOwnRedis(t, 1)
+	for name, shards := range map[string]int{"one shard": 1, "four shards": 4} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			requireItemsRetired(t, testshop.OnOwnRedis(t, 8), shards)
+		})
+	}
+}
+
+func requireItemsRetired(t *testing.T, s *testshop.Shop, shards int) {
+	t.Helper()
 	l := ledger.New(s.Pool)
 	created, err := s.Create(t.Context(), reservation.Terms{
-		Name: "shirt", Stock: 8, PerOrderLimit: 4, PaymentWindow: testshop.PaymentWindow,
+		Name: "shirt", Stock: 8, PerOrderLimit: 4, PaymentWindow: testshop.PaymentWindow, Shards: shards,
 		Items: []reservation.Item{{Code: "m", Name: "M", Stock: 5}, {Code: "l", Name: "L", Stock: 3}},
 	})
 	require.NoError(t, err)
@@ -375,7 +384,7 @@ func TestSaleWithItemsIsRetired(t *testing.T) {
 		made[user], err = s.Reserve(t.Context(), request(user))
 		require.NoError(t, err)
 	}
-	testwork.Fulfil(t, s)
+	testwork.FulfilAll(t, s)
 	testwork.Pay(t, l, made["ann"].Reservation.OrderID, "ann", "pi")
 	testwork.Cancel(t, l, made["bob"].Reservation.OrderID, "bob")
 	testwork.ReleaseUnits(t, s)
@@ -387,9 +396,11 @@ func TestSaleWithItemsIsRetired(t *testing.T) {
 	require.Equal(t, 1, sweep(t, s))
 	for range 2 {
 		requireRetired(t, s, sale)
-		fields := s.SaleInRedis(t, sale)
-		require.Equal(t, "m l", fields["items"])
-		require.NotContains(t, fields, "left.a")
+		for _, partition := range created.Layout().All() {
+			fields := s.Rdb.HGetAll(t.Context(), s.Keys.Sale(partition, sale)).Val()
+			require.Equal(t, "m l", fields["items"])
+			require.NotContains(t, fields, "left.a")
+		}
 		after, err := s.Show(t.Context(), sale)
 		require.NoError(t, err)
 		before.Epoch, before.Revision, before.Retired = after.Epoch, after.Revision, true
@@ -399,7 +410,10 @@ func TestSaleWithItemsIsRetired(t *testing.T) {
 		require.Equal(t, reservation.Retired, answer.Verdict)
 
 		s.Flush(t)
-		testwork.Rebuild(t, s)
+		for partition := range s.Keys.Partitions {
+			_, err := testwork.Rebuilder(t, s).Partition(t.Context(), partition, "by-hand")
+			require.NoError(t, err)
+		}
 	}
 	for user, verdict := range map[string]reservation.Verdict{
 		"ann": reservation.Replayed, "bob": reservation.OrderEnded,
