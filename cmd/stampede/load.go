@@ -37,7 +37,7 @@ type loadCmd struct {
 	Over         *time.Duration `env:"STAMPEDE_LOAD_OVER" placeholder:"DURATION" help:"Time over which the buyers arrive, evenly spread (10s)."`
 	Rate         *float64       `env:"STAMPEDE_LOAD_RATE" placeholder:"PER SECOND" help:"Buyers per second, instead of --over."`
 	Arrive       string         `env:"STAMPEDE_LOAD_ARRIVE" placeholder:"flash:TIME|FILE" help:"How the buyers arrive, instead of evenly: flash:2s, half of them in 2 s, half of the others in the next 2 s and so on; or as in a file with a second and a number of buyers in each line."`
-	Want         []loadgen.Want `env:"STAMPEDE_LOAD_WANT" placeholder:"NAME=LIMIT" help:"What the load must not exceed, else the exit status is 1: p99=250ms of accepted orders, refused-p99=100ms, durable=10s (from the first click until the last order is in Postgres), failed=0.1% of the clicks; also p50 and max."`
+	Want         []loadgen.Want `env:"STAMPEDE_LOAD_WANT" placeholder:"NAME=LIMIT" help:"What the load must not exceed, else the exit status is 1: p99=250ms of accepted orders, refused-p99=100ms, durable=10s (from the first click until the last order is in Postgres), failed=0.1% of the clicks; also p50 and max. The exit status is 3 if that could not be measured, also because the load itself was too busy."`
 	Quantity     int64          `env:"STAMPEDE_LOAD_QUANTITY" default:"1" placeholder:"UNITS" help:"Units per purchase (${default})."`
 	DoubleClicks float64        `env:"STAMPEDE_LOAD_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at the same time, 0 to 1 (${default})."`
 	Connections  int            `env:"STAMPEDE_LOAD_CONNECTIONS" default:"256" placeholder:"N" help:"Connections to each ingress (${default})."`

@@ -73,6 +73,11 @@ func TestWantsAreJudged(t *testing.T) {
 		require.NoError(t, w.UnmarshalText([]byte(text)))
 		assert.Equal(t, []Judgement{want}, r.Judge([]Want{w}))
 	}
+	r.CPUMost = 0.97
+	missed := r.Judge([]Want{{"max", float64(time.Millisecond)}, {"p99", float64(time.Second)}})
+	assert.Equal(t, Judgement{"max", false, false, "max of accepted orders 1s, wanted 1ms; the load itself used 97 % of its " +
+		"cores: send it from more or larger machines"}, missed[0])
+	assert.True(t, missed[1].Met, "a load that is busy may still be good enough")
 	r.Durable.Orders = 9 // one has not arrived
 	assert.False(t, r.Judge([]Want{{"durable", float64(time.Hour)}})[0].Met)
 	for _, text := range []string{

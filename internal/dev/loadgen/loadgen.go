@@ -166,11 +166,15 @@ func (c *Crowd) Run(ctx context.Context) {
 	start := time.Now()
 	c.start.Store(start.UnixNano())
 	c.tally.begin(start)
-	var buyers sync.WaitGroup
+	var buyers, watching sync.WaitGroup
+	stop := make(chan struct{})
+	watching.Go(func() { c.tally.watchCPU(stop) })
 	for range min(c.maxActive, c.config.Buyers) {
 		buyers.Go(func() { c.sendBuyers(ctx, start) })
 	}
 	buyers.Wait()
+	close(stop)
+	watching.Wait()
 }
 
 // sendBuyers runs one scheduled buyer after the other.
@@ -190,6 +194,7 @@ func (c *Crowd) sendBuyers(ctx context.Context, start time.Time) {
 
 // buy runs one buyer: one click, or two at the same time.
 func (c *Crowd) buy(ctx context.Context, buyer int, due time.Time) {
+	c.tally.sentAfter(time.Since(due))
 	second, sameKey := doubleClick(buyer, c.config.DoubleClicks)
 	if !second {
 		c.click(ctx, click{buyer: buyer}, due)

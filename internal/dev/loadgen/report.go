@@ -50,6 +50,10 @@ type Report struct {
 
 	Winners Latencies `json:"winners_ms"`
 	Losers  Latencies `json:"losers_ms"`
+	// Late is how long after buyers were due they were sent, which the latencies include, and CPUMost the share of its
+	// cores that this process used in its busiest second.
+	Late    Latencies `json:"late_ms"`
+	CPUMost float64   `json:"load_cpu_most"`
 
 	// Durable is nil if it was not measured.
 	Durable *Durable `json:"-"`
@@ -102,7 +106,7 @@ func (r Report) writeLatencies(w io.Writer) error {
 	for _, row := range []struct {
 		name string
 		l    Latencies
-	}{{"winners", r.Winners}, {"losers", r.Losers}} {
+	}{{"winners", r.Winners}, {"losers", r.Losers}, {"sent late", r.Late}} {
 		if row.l.Count == 0 {
 			continue
 		}
@@ -293,8 +297,15 @@ func (w Want) judge(r Report) Judgement {
 		return Judgement{w.Name, false, false, fmt.Sprintf("%s not measured, wanted %v", wanted.what, limit)}
 	}
 	text := fmt.Sprintf("%s %v, wanted %v", wanted.what, took.Round(time.Millisecond), limit)
+	if took > limit && r.CPUMost >= tooBusy {
+		text += fmt.Sprintf("; the load itself used %.0f %% of its cores: send it from more or larger machines", 100*r.CPUMost)
+		return Judgement{w.Name, false, false, text}
+	}
 	return Judgement{w.Name, true, took <= limit, text}
 }
+
+// tooBusy is the share of its cores from which on the load may itself be what makes buyers wait.
+const tooBusy = 0.9
 
 // WantFailed is the want of the share of clicks without a valid answer.
 const WantFailed = "failed"

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -45,7 +47,8 @@ type tally struct {
 	outcomes                            [unknown + 1]int
 	retries                             map[string]int // by problem
 	failures                            map[string]int // by problem
-	winners, losers                     *hdrhistogram.Histogram
+	winners, losers, late               *hdrhistogram.Histogram
+	cpuMost                             float64
 	start                               time.Time
 	firstAccepted, lastAccepted         time.Time
 	firstRejected, lastRejected, lastAt time.Time
@@ -58,6 +61,7 @@ func newTally(l *Ledger) *tally {
 		failures: make(map[string]int),
 		winners:  hdrhistogram.New(1, maxLatencyUs, latencyFigures),
 		losers:   hdrhistogram.New(1, maxLatencyUs, latencyFigures),
+		late:     hdrhistogram.New(1, maxLatencyUs, latencyFigures),
 	}
 }
 
@@ -104,6 +108,42 @@ func (t *tally) retried(problem string) {
 	t.retries[problem]++
 }
 
+// sentAfter records how long after a buyer was due the first request was made.
+func (t *tally) sentAfter(late time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_ = t.late.RecordValue(min(max(0, late.Microseconds()), maxLatencyUs)) // cannot fail: the value is in range
+}
+
+// watchCPU records how much of its cores this process uses in the busiest second, until stop is closed.
+func (t *tally) watchCPU(stop <-chan struct{}) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	at, used := time.Now(), cpuTime()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		now, usedNow := time.Now(), cpuTime()
+		share := float64(usedNow-used) / float64(now.Sub(at)) / float64(runtime.GOMAXPROCS(0))
+		at, used = now, usedNow
+		t.mu.Lock()
+		t.cpuMost = max(t.cpuMost, share)
+		t.mu.Unlock()
+	}
+}
+
+// cpuTime is that of this process.
+func cpuTime() time.Duration {
+	var used syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+		return 0
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
+
 // begin sets the start of the crowd's duration.
 func (t *tally) begin(start time.Time) {
 	t.mu.Lock()
@@ -148,6 +188,8 @@ func (t *tally) report() Report {
 		Retries:       maps.Clone(t.retries),
 		Winners:       latencies(t.winners),
 		Losers:        latencies(t.losers),
+		Late:          latencies(t.late),
+		CPUMost:       t.cpuMost,
 	}
 }
 
