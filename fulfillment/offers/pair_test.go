@@ -155,7 +155,7 @@ func TestClosedListIsEmptiedAndForgotten(t *testing.T) {
 
 		testwork.FulfilAll(t, s)
 		s.Flush(t)
-		l.rebuild(t)
+		testwork.HealAll(t, l.Shop)
 		testkit.Eventually(t, testshop.Soon, "so it is after a rebuild", func() bool {
 			_, err := o.OfferWaiting(t.Context())
 			return err == nil && l.isPlain(t)

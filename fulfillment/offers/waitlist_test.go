@@ -76,12 +76,6 @@ func forms(t *testing.T, test func(t *testing.T, s *testshop.Shop, newList func(
 	}
 }
 
-// rebuild rebuilds the stock of all partitions.
-func (l *list) rebuild(t testing.TB) {
-	t.Helper()
-	require.NoError(t, testwork.Heal(t, l.Shop, testwork.Rebuilder(t, l.Shop), l.Keys.Partitions))
-}
-
 // request asks for one unit.
 func (l *list) request(user string) reservation.Request {
 	r := reservation.Request{Sale: l.sale.ID, User: user, Quantity: 1}
@@ -364,7 +358,7 @@ func TestWaitingListOffersLostUnitsAgain(t *testing.T) {
 		}
 		lost := offersOf()
 		s.Flush(t)
-		l.rebuild(t)
+		testwork.HealAll(t, s)
 		require.Equal(t, int64(2), l.left(t))
 		testkit.Eventually(t, testshop.Soon, "both have another offer", func() bool {
 			_, err := o.OfferWaiting(t.Context()) // the first call learns that the stock was rebuilt
@@ -445,7 +439,7 @@ func TestWaitingListSurvivesRebuild(t *testing.T) {
 		l.awaitTurns(t, o, "ann offered")
 		testwork.FulfilAll(t, s)
 		s.Flush(t)
-		l.rebuild(t)
+		testwork.HealAll(t, s)
 		require.Equal(t, reservation.WhoseUnits{}, l.units(t), "nothing is left to offer")
 		require.Equal(t, reservation.SoldOut, l.ask(t, "eve"))
 		entries := l.request("eve")
@@ -458,7 +452,7 @@ func TestWaitingListSurvivesRebuild(t *testing.T) {
 		require.Equal(t, []any{reservation.Replayed, int64(2)}, []any{again.Verdict, again.Reservation.Sequence})
 		l.expire(t, "h2", "h3")
 		s.Flush(t)
-		l.rebuild(t)
+		testwork.HealAll(t, s)
 		require.True(t, l.units(t).IsOffered, "units are left, and it is not known whether somebody waits")
 		l.requireNoneFor(t, "eve")
 		l.awaitTurns(t, o, "ann offered", "bob offered", "cid offered")

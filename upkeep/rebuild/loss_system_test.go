@@ -379,7 +379,7 @@ func TestRebuildOfShardsIsFinishedAfterCrash(t *testing.T) {
 				victim.Start()
 				victim.WaitKilled(30 * time.Second)
 				bought := buyBetween(t, s, sale)
-				healAll(t, s)
+				testwork.HealAll(t, s)
 				_, err := s.Catalog.PublishPending(t.Context())
 				require.NoError(t, err)
 				testwork.FulfilAll(t, s)

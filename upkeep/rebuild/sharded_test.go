@@ -49,17 +49,6 @@ func lastPlace(t *testing.T, s *testshop.Shop, sale uuid.UUID) (last int64) {
 	return max(last, s.Count(t, "SELECT coalesce(max(sequence), 0) FROM orders WHERE sale_id = $1", sale))
 }
 
-// healAll rebuilds as workers do until nothing is left to rebuild.
-func healAll(t *testing.T, s *testshop.Shop) {
-	t.Helper()
-	r := testwork.Rebuilder(t, s)
-	testkit.Eventually(t, 60*time.Second, "nothing is left to rebuild", func() bool {
-		_ = testwork.Heal(t, s, r, s.Keys.Partitions) // Needs tells
-		found, err := r.Needs(t.Context(), s.Keys.Partitions, true)
-		return err == nil && len(found) == 0
-	})
-}
-
 // requireSells requires that users of all shards can buy, at new places in a new epoch, and holders cannot.
 func requireSells(t *testing.T, s *testshop.Shop, sale uuid.UUID, above int64) {
 	t.Helper()
@@ -128,7 +117,7 @@ func TestShardedSaleIsRebuiltAfterLoss(t *testing.T) {
 				s, sale := shardedSale(t)
 				last := lastPlace(t, s, sale)
 				require.NoError(t, c.lose(t, s, sale, s.Layout(t, sale).Partition(shard)))
-				healAll(t, s)
+				testwork.HealAll(t, s)
 				require.Greater(t, s.Epoch(t, sale), int64(1))
 				if c.kept {
 					require.EqualValues(t, 50, s.Count(t, testshop.ConfirmedOrders))
@@ -379,7 +368,7 @@ func TestItemsAreRebuiltOverShards(t *testing.T) {
 	s.RequireShards(t, created.ID)
 
 	require.NoError(t, s.Rdb.FlushAll(t.Context()).Err())
-	healAll(t, s)
+	testwork.HealAll(t, s)
 	require.Equal(t, left, s.LeftItems(t, created.Sale))
 	s.RequireShards(t, created.ID)
 	require.Equal(t, reservation.Replayed, want("user-1", basket(1)).Verdict)

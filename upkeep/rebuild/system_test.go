@@ -280,13 +280,7 @@ func rivalsVoidNothing(
 				buy()
 			}
 		}
-		worker := testwork.Rebuilder(t, s)
-		testkit.Eventually(t, 30*time.Second, "a worker opens what the rebuilders left closed", func() bool {
-			require.NoError(t, testwork.Heal(t, s, worker, s.Keys.Partitions))
-			found, err := worker.Needs(t.Context(), s.Keys.Partitions, true)
-			require.NoError(t, err)
-			return len(found) == 0
-		})
+		testwork.HealAll(t, s) // what the rebuilders left closed
 		testwork.FulfilAll(t, s)
 		require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"), "Redis lost nothing")
 		require.EqualValues(t, len(accepted), s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", sale))

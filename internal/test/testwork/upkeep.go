@@ -166,6 +166,17 @@ func Heal(t testing.TB, s *testshop.Shop, r *rebuild.Rebuilder, partitions int) 
 	return errors.Join(failed...)
 }
 
+// HealAll rebuilds as workers do until nothing is left to rebuild: a sale in several shards waits for all their servers.
+func HealAll(t testing.TB, s *testshop.Shop) {
+	t.Helper()
+	r := Rebuilder(t, s)
+	testkit.Eventually(t, 60*time.Second, "nothing is left to rebuild", func() bool {
+		_ = Heal(t, s, r, s.Keys.Partitions) // Needs tells
+		found, err := r.Needs(t.Context(), s.Keys.Partitions, true)
+		return err == nil && len(found) == 0
+	})
+}
+
 func RebuildProjections(t testing.TB, s *testshop.Shop) projection.Report {
 	t.Helper()
 	report, err := projection.Rebuild(t.Context(), s.Pool)
