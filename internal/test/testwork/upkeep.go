@@ -166,7 +166,7 @@ func Heal(t testing.TB, s *testshop.Shop, r *rebuild.Rebuilder, partitions int) 
 	return errors.Join(failed...)
 }
 
-// HealAll rebuilds as workers do until nothing is left to rebuild: a sale in several shards waits for all their servers.
+// HealAll rebuilds as workers do until nothing is left to rebuild. A sale in shards waits for all its servers.
 func HealAll(t testing.TB, s *testshop.Shop) {
 	t.Helper()
 	r := Rebuilder(t, s)
