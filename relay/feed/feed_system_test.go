@@ -184,7 +184,7 @@ func TestPreparedTransactionHoldsReader(t *testing.T) {
 	}
 	exec("BEGIN")
 	exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
-		SELECT id, 2, 'OrderConfirmed', id, 'ann', 1, now() FROM first_sale(timestamp '2026-11-01') AS id`)
+		SELECT id, 2, 'OrderConfirmed', id, 'ann', 1, now() FROM first_sale(date_trunc('month', now() AT TIME ZONE 'UTC')) AS id`)
 	require.Zero(t, look(t, r).Settled)
 	exec("PREPARE TRANSACTION 'two'")
 	tx := begin(t, admin)
