@@ -198,9 +198,7 @@ func TestOrdersOfAllShardsAreFoundAndReleased(t *testing.T) {
 // Every ingress hears within a second that units returned to any shard, and remembers until then.
 func TestSoldOutIsRememberedOverAllShards(t *testing.T) {
 	t.Parallel()
-	keys := testkit.Keys(t)
-	keys.Partitions = 4
-	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, testkit.OwnRedis(t).URL), Keys: keys})
+	s := testshop.OnOwnRedis(t, 4)
 	sale := s.ShardedSale(t, 4, 4)
 	buyer := usersIn(sale, 3, 2)
 	bought := s.Ask(t, sale.ID, buyer[0]).Reservation.OrderID
@@ -338,9 +336,7 @@ func TestSilentShardIsNotSoldOutOfItem(t *testing.T) {
 // Each ingress remembers an item until a unit comes to any shard, whatever happens to other items.
 func TestSoldOutItemIsRememberedOverAllShards(t *testing.T) {
 	t.Parallel()
-	keys := testkit.Keys(t)
-	keys.Partitions = 4
-	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, testkit.OwnRedis(t).URL), Keys: keys})
+	s := testshop.OnOwnRedis(t, 4)
 	sale := s.ShardedItems(t, 4, reservation.Item{Code: "s", Stock: 2}, reservation.Item{Code: "m", Stock: 40})
 	rare, buyer := map[string]int64{"s": 1}, usersIn(sale, 3, 1)[0]
 	bought := wantItems(t, s, sale.ID, buyer, "", rare).Reservation.OrderID
@@ -366,9 +362,7 @@ func TestSoldOutItemIsRememberedOverAllShards(t *testing.T) {
 // An item that is sold out in one shard is not remembered with one that is so in all.
 func TestItemLeftInOneShardIsNotRemembered(t *testing.T) {
 	t.Parallel()
-	keys := testkit.Keys(t)
-	keys.Partitions = 2
-	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, testkit.OwnRedis(t).URL), Keys: keys})
+	s := testshop.OnOwnRedis(t, 2)
 	sale := s.ShardedItems(t, 2, reservation.Item{Code: "s", Stock: 2}, reservation.Item{Code: "m", Stock: 1})
 	users := usersIn(sale, 0, 3)
 	for i, code := range []string{"s", "m"} {
